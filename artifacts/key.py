@@ -1,0 +1,58 @@
+"""The identity of a node: stage, code, settings, inputs, libraries. Its parts are kept, so that a miss can be explained."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from artifacts.manifest import canonical_json, digest_bytes
+from artifacts.stage import Node, Pending
+
+FORMAT = 1  # of files, manifests and records: raised when artifacts/ or running/ write something else than before
+
+
+class KeyFailure(Exception):
+    """A key that cannot be computed: nothing may run, and nothing may be cached, without it."""
+
+
+Parts = dict[str, str]
+
+
+def flatten(prefix: str, value: Any) -> dict[str, str]:
+    """Nested settings as ``section.name -> canonical JSON``."""
+    if isinstance(value, dict) and value:
+        flat: dict[str, str] = {}
+        for name, item in value.items():
+            flat |= flatten(f"{prefix}.{name}", item)
+        return flat
+    return {prefix: canonical_json(value).decode()}
+
+
+def library_versions(names: tuple[str, ...]) -> dict[str, str]:
+    """Installed versions; raises ``KeyFailure`` for one that is absent."""
+    try:
+        return {name: version(name) for name in names}
+    except PackageNotFoundError as error:
+        raise KeyFailure(f"library {error.name} is not installed, so no key can name its version: install it") from None
+
+
+def key_parts(node: Node, modules: dict[str, str]) -> Parts:
+    """The parts of a node's key; ``modules`` maps each module of the stage's closure to its digest."""
+    parts = {"format": str(FORMAT), "stage": node.stage.name, "entry": node.entry}
+    parts |= {f"module {name}": digest for name, digest in modules.items()}
+    for name, value in node.settings.items():
+        parts |= flatten(f"setting {node.stage.name}.{name}", value)
+    for name, source in node.inputs.items():
+        if isinstance(source, Pending):
+            raise KeyFailure(f"{node.label} reads {name}, which {source.because} has not made yet")
+        parts[f"input {name}"] = source.digest
+    parts |= {f"library {name}": v for name, v in library_versions(node.stage.libraries).items()}
+    return parts
+
+
+def key_of(parts: Parts) -> str:
+    """BLAKE3 over the canonical JSON of the parts."""
+    return digest_bytes(canonical_json(parts))
+
+
+def differing(parts: Parts, kin: Parts) -> list[str]:
+    """Names of the parts that ``parts`` and ``kin`` do not share."""
+    return sorted(name for name in parts.keys() | kin.keys() if parts.get(name) != kin.get(name))

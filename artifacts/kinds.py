@@ -1,0 +1,79 @@
+"""The closed schema of facts: what a reference of each kind may say, and in which type."""
+
+from typing import Any
+
+_STR, _INT, _FLOAT, _LIST, _DICT = str, int, (float, int), list, dict
+
+KINDS: dict[str, dict[str, Any]] = {
+    "verifier": {
+        "family": _STR,
+        "roles": _DICT,
+        "vocab_size": _INT,
+        "hidden_size": _INT,
+        "num_layers": _INT,
+        "max_length": _INT,
+        "parameters": _INT,
+    },
+    "conversations": {"conversations": _INT, "prompts": _INT, "tokens": _INT},
+    "token_shard": {"tokens": _INT, "samples": _INT},
+    "loss_masks": {
+        "tokens": _INT,
+        "samples": _INT,
+        "train_samples": _INT,
+        "held_out_samples": _INT,
+        "train_supervised": _INT,
+        "held_out_supervised": _INT,
+    },
+    "rejects": {"rows": _INT, "samples": _INT, "rejects": _INT, "reasons": _DICT},
+    "hidden_states": {"tokens": _INT, "hidden_size": _INT, "layer_ids": _LIST, "dtype": _STR},
+    "shard_check": {"samples": _INT, "quarantined": _INT, "tokens": _INT, "reasons": _DICT, "norms": _DICT},
+    "validation_report": {
+        "samples": _INT,
+        "tokens": _INT,
+        "quarantined": _INT,
+        "rate": _FLOAT,
+        "reasons": _DICT,
+        "mask_coverage": _FLOAT,
+        "norms": _DICT,
+    },
+    "quarantine": {"samples": _INT},
+    "vocabulary": {"size": _INT, "target_size": _INT, "special": _INT, "coverage": _FLOAT, "held_out_coverage": _FLOAT},
+    "draft": {
+        "hidden_size": _INT,
+        "draft_vocab_size": _INT,
+        "layer_ids": _LIST,
+        "steps": _INT,
+        "loss": _FLOAT,
+        "choices": _DICT,
+    },
+    "draft_start": {"seed": _INT},
+    "curves": {"steps": _INT, "tokens": _INT, "loss": _FLOAT},
+    "acceptance": {
+        "method": _STR,
+        "k": _INT,
+        "length": _FLOAT,
+        "low": _FLOAT,
+        "high": _FLOAT,
+        "per_position": _LIST,
+        "untrained_length": _FLOAT,
+        "untrained_per_position": _LIST,
+        "prompts": _INT,
+        "tokens": _INT,
+        "steps": _INT,
+        "lossless": _INT,
+        "replay_length": _FLOAT,
+    },
+    "export": {"engine": _STR, "dtype": _STR, "parameters": _INT, "reload_checked": _INT},
+}
+
+
+def check_facts(kind: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return ``facts`` when each is known to ``kind`` and of its type; raise ``ValueError`` otherwise."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown artifact kind {kind!r}")
+    for name, value in facts.items():
+        if name not in KINDS[kind]:
+            raise ValueError(f"{kind} has no fact {name!r}")
+        if not isinstance(value, KINDS[kind][name]) or isinstance(value, bool):
+            raise ValueError(f"fact {name} of {kind} has type {type(value).__name__}")
+    return facts

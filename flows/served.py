@@ -1,0 +1,62 @@
+"""The flows as Prefect runs them: from the command line, a deployment or a schedule."""
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.report import write_report
+from flows.train_draft import DraftRun, train_draft
+from running.devices import DevicePool
+from running.execution import Execution
+from running.host import Host
+from running.plan import PlanExecutor
+from running.prefect_executor import PrefectExecutor
+from running.snapshot import new_run_folder, take_snapshot
+from running.walk import Walk
+from tasks.settings import Settings
+
+log = logging.getLogger("eyas")
+_THREADS = 64  # tasks at once; they wait for devices, which set the pace
+
+
+@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=_THREADS), persist_result=False)
+def train_draft_flow(settings: Settings) -> dict[str, Any]:
+    """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
+    host = Host.open(settings.store.path, settings.store.state, settings.store.max_bytes)
+    host.store.sweep()
+    run_folder = new_run_folder(host.state)
+    snapshot = take_snapshot(run_folder)
+    say_plan(settings, host, snapshot)
+    pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
+    walk = host.walk(snapshot)
+    with host.store.workspace() as workspace:
+        execution = Execution(walk, host.state, run_folder, pool, workspace)
+        made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)
+    return publish(settings, host, walk, made, run_folder)
+
+
+def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:
+    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run."""
+    walk = host.walk(snapshot)
+    train_draft(settings, PlanExecutor(walk), host.memo)
+    counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
+    log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
+
+
+def publish(settings: Settings, host: Host, walk: Walk, made: DraftRun, run_folder: Path) -> dict[str, Any]:
+    """Write the report, show it in Prefect, and return the nodes and where things lie."""
+    report, markdown = write_report(settings, host.store, walk.steps, made, run_folder)
+    create_markdown_artifact(key="draft-report", markdown=markdown, description="Acceptance, data quality, what ran")
+    assert made.export.outputs is not None
+    checkpoint = host.store.folder(made.export.outputs["export"].digest)
+    return {
+        "nodes": [asdict(step) for step in walk.steps],
+        "acceptance": {one.node.name: one.outputs["acceptance"].facts for one in made.judged if one.outputs},
+        "report": str(report),
+        "checkpoint": str(checkpoint),
+    }

@@ -1,0 +1,62 @@
+"""Acceptance counts, the same for real decoding and for replay, and their interval over prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What draft-and-verify did on one answer, or on several added up.
+
+    `tokens`: tokens emitted after the one that the prefill gives, each step's bonus token included, none past a stop
+    token or a length limit. `steps`: verifier steps, the prefill not counted. `accepted[i]`: steps whose i-th
+    proposal was accepted and emitted, as its predecessors were.
+    """
+
+    tokens: int
+    steps: int
+    accepted: tuple[int, ...]
+
+    def __add__(self, other: "Acceptance") -> "Acceptance":
+        accepted = tuple(a + b for a, b in zip(self.accepted, other.accepted, strict=True))
+        return Acceptance(self.tokens + other.tokens, self.steps + other.steps, accepted)
+
+    @property
+    def length(self) -> float:
+        """Acceptance length: tokens a verifier step, between 1 and k + 1; NaN where no step was made."""
+        return self.tokens / self.steps if self.steps else float("nan")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The share of steps in which each proposal was accepted."""
+        return tuple(count / self.steps if self.steps else float("nan") for count in self.accepted)
+
+
+def leading_matches(proposals: Sequence[int], truth: Sequence[int]) -> int:
+    """How many proposals, from the first on, equal the true tokens; one that has none beside it does not."""
+    pairs = zip(proposals, truth, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(proposals), len(truth)))
+
+
+def total(results: Sequence[Acceptance], k: int) -> Acceptance:
+    """The sum; of nothing, zeros for `k` positions."""
+    return sum(results, Acceptance(0, 0, (0,) * k))
+
+
+def interval(
+    results: Sequence[Acceptance], share: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap of the acceptance length, resampling PROMPTS: tokens of one answer are not independent.
+
+    The ratio of sums is taken within each resample (Efron and Tibshirani 1993, ch. 13). NaNs without a step.
+    """
+    counts = np.array([(result.tokens, result.steps) for result in results if result.steps], dtype=np.int64)
+    if not len(counts):
+        return float("nan"), float("nan")
+    generator = np.random.Generator(np.random.PCG64(seed))
+    weights = generator.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), size=resamples)
+    sums = weights @ counts
+    low, high = np.quantile(sums[:, 0] / sums[:, 1], [(1 - share) / 2, (1 + share) / 2])
+    return float(low), float(high)

@@ -1,0 +1,195 @@
+"""Packs of fixed length from shard files: what one forward of the draft's training reads.
+
+A sample of T tokens gives T - 1 indices, aligned as speculators' `shift_batch` has it: index j holds the embedding's
+token j + 1, the auxiliary states of token j, the last state, the mask and the position of token j + 1.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from errors import UserError
+from kimi_adapters.tensor_file import TensorFile, read_array
+
+OPEN_PACKS = 32
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """The four files of a shard (see the artifacts' formats): tokens, masks, samples.jsonl, states."""
+
+    tokens: Path
+    masks: Path
+    samples: Path
+    states: Path
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Indices `start` to `stop` (of T - 1) of one sample; the first `unsupervised` of them carry no loss."""
+
+    shard: int
+    sample: int
+    first_token: int
+    start: int
+    stop: int
+    unsupervised: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Shard:
+    """One shard's arrays, mapped. UserError when its files do not belong together or lack a layer."""
+
+    def __init__(self, files: ShardFiles, layer_ids: Sequence[int]):
+        tokens, masks, self.states = (TensorFile(path) for path in (files.tokens, files.masks, files.states))
+        self.path = files.states
+        self.input_ids = read_array(tokens, "input_ids")
+        self.offsets = read_array(tokens, "offsets")
+        self.loss_mask = read_array(masks, "loss_mask").astype(bool)
+        self.state_names = [*(f"layer.{k}" for k in layer_ids), "last"]
+        with open(files.samples, encoding="utf-8") as file:
+            self.sides = [json.loads(line)["side"] for line in file]
+        lengths = {len(self.input_ids), len(self.loss_mask), int(self.offsets[-1])}
+        lengths |= {self.states.entry(name).shape[0] for name in self.state_names}
+        if len(lengths) > 1 or len(self.sides) != len(self.offsets) - 1:
+            raise UserError(
+                f"{files.states} does not belong to {files.tokens}, {files.masks} and {files.samples}: their tokens "
+                f"number {sorted(lengths)}; extract the states of this shard again."
+            )
+
+    def state(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of a state in float32, [stop - start, H]."""
+        entry = self.states.entry(name)
+        width = entry.shape[1]
+        if entry.dtype == "BF16":
+            raw = np.frombuffer(self.states.bytes(name), dtype="<i2").reshape(-1, width)[start:stop]
+            return torch.from_numpy(raw.copy()).view(torch.bfloat16).float()
+        return torch.from_numpy(read_array(self.states, name)[start:stop].astype(np.float32))
+
+
+class PackedShards:
+    """The supervised samples of one side, cut and packed.
+
+    Parameters: `quarantine` names samples to leave out, {shard: sample numbers}; `ttt_steps` is the chain length,
+    `noise` the half-width of the uniform noise on the auxiliary states (0 for anything but training).
+    UserError: nothing to train on.
+
+    A sample longer than a pack is cut into documents that overlap by `ttt_steps` - 1 indices. The first that many
+    indices of EVERY document carry no loss: a chain that ends there would begin in the neighbouring document. The
+    overlap gives them back, so that each supervised token after a sample's first few is trained once at every step.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[ShardFiles],
+        layer_ids: Sequence[int],
+        pack_tokens: int,
+        ttt_steps: int,
+        seed: int = 0,
+        quarantine: Mapping[int, Collection[int]] | None = None,
+        side: str = "train",
+        noise: float = 0.0,
+    ):
+        self.pack_tokens, self.ttt_steps = pack_tokens, ttt_steps
+        self.seed, self.noise = seed, noise
+        self.layer_ids = list(layer_ids)
+        self._shards = [Shard(files, layer_ids) for files in shards]
+        excluded = quarantine or {}
+        self.pieces = [
+            piece
+            for number, shard in enumerate(self._shards)
+            for sample, its_side in enumerate(shard.sides)
+            if its_side == side and sample not in excluded.get(number, ())
+            for piece in self._cut(number, sample)
+        ]
+        if not self.pieces:
+            samples = sum(len(shard.sides) for shard in self._shards)
+            left_out = sum(len(numbers) for numbers in excluded.values())
+            raise UserError(
+                f"None of the {samples} samples in {len(shards)} shards ({left_out} quarantined) is on the {side} "
+                "side with a supervised token; check the corpus, its masks and the held-out share."
+            )
+        self.hidden_size = self._shards[0].states.entry("last").shape[1]
+
+    def packs(self, epoch: int) -> list[list[Piece]]:
+        """The packs of an epoch: the same for the same seed, epoch and data. First fit over shuffled pieces."""
+        order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(len(self.pieces))
+        shortest = min(len(piece) for piece in self.pieces)
+        packs: list[list[Piece]] = []
+        unfilled: list[tuple[int, list[Piece]]] = []
+        for piece in (self.pieces[i] for i in order):
+            slot = next((i for i, (room, _) in enumerate(unfilled) if room >= len(piece)), None)
+            if slot is None:
+                packs.append([])
+                unfilled.append((self.pack_tokens, packs[-1]))
+                slot = len(unfilled) - 1
+            room, pack = unfilled.pop(slot)
+            pack.append(piece)
+            if room - len(piece) >= shortest:
+                unfilled.insert(slot, (room - len(piece), pack))
+            del unfilled[:-OPEN_PACKS]
+        return packs
+
+    def load(self, pack: Sequence[Piece], noise_seed: Sequence[int] = ()) -> Batch:
+        """The arguments of Eagle3DraftModel.forward, each [1, pack_tokens, …]; document_ids is -1 on padding.
+
+        States are float32 whatever their file's dtype. UserError: a state that is not finite, with its sample.
+        """
+        size, width = self.pack_tokens, len(self.layer_ids) * self.hidden_size
+        batch = {
+            "input_ids": torch.zeros(1, size, dtype=torch.int64),
+            "hidden_states": torch.zeros(1, size, width),
+            "verifier_last_hidden_states": torch.zeros(1, size, self.hidden_size),
+            "loss_mask": torch.zeros(1, size, dtype=torch.bool),
+            "position_ids": torch.zeros(1, size, dtype=torch.int64),
+            "document_ids": torch.full((1, size), -1, dtype=torch.int64),
+        }
+        begin = 0
+        for document, piece in enumerate(pack):
+            self._fill({name: value[0, begin : begin + len(piece)] for name, value in batch.items()}, document, piece)
+            begin += len(piece)
+        if self.noise:
+            number = np.random.SeedSequence([self.seed, *noise_seed]).generate_state(1, np.uint64)[0]
+            generator = torch.Generator().manual_seed(int(number))
+            noise = torch.rand(batch["hidden_states"].shape, generator=generator)
+            batch["hidden_states"] += self.noise * (2 * noise - 1)
+        return batch
+
+    def _fill(self, rows: Batch, document: int, piece: Piece) -> None:
+        shard = self._shards[piece.shard]
+        start, stop = piece.first_token + piece.start, piece.first_token + piece.stop
+        rows["input_ids"].copy_(torch.from_numpy(shard.input_ids[start + 1 : stop + 1].astype(np.int64)))
+        for i, name in enumerate(shard.state_names[:-1]):
+            columns = slice(i * self.hidden_size, (i + 1) * self.hidden_size)
+            rows["hidden_states"][:, columns] = shard.state(name, start, stop)
+        rows["verifier_last_hidden_states"].copy_(shard.state("last", start + 1, stop + 1))
+        rows["loss_mask"].copy_(torch.from_numpy(shard.loss_mask[start + 1 : stop + 1]))
+        rows["loss_mask"][: piece.unsupervised] = False
+        rows["position_ids"].copy_(torch.arange(piece.start + 1, piece.stop + 1))
+        rows["document_ids"].fill_(document)
+        for states in (rows["hidden_states"], rows["verifier_last_hidden_states"]):
+            if not torch.isfinite(states).all():
+                raise UserError(
+                    f"{shard.path} has hidden states that are not finite in sample {piece.sample}; "
+                    "run validation, which quarantines it, or extract the shard again."
+                )
+
+    def _cut(self, number: int, sample: int) -> Iterator[Piece]:
+        """A sample's documents that have a supervised token."""
+        shard = self._shards[number]
+        first_token = int(shard.offsets[sample])
+        length = int(shard.offsets[sample + 1]) - first_token - 1
+        overlap = self.ttt_steps - 1
+        for start in range(0, max(length - overlap, 1), self.pack_tokens - overlap):
+            stop = min(start + self.pack_tokens, length)
+            supervised = shard.loss_mask[first_token + 1 + start + overlap : first_token + 1 + stop]
+            if supervised.any():
+                yield Piece(number, sample, first_token, start, stop, overlap)

@@ -1,0 +1,95 @@
+"""A training recipe: everything a draft's training is told, as plain data (no torch)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from errors import UserError
+
+SCHEDULERS = ("cosine", "linear", "none")
+LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a draft is shaped and trained. A shape that is None follows the verifier (`draft.draft_config`).
+
+    One optimizer step takes `packs_per_step` packs of `pack_tokens` tokens, whatever the number of devices.
+    `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
+    `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
+    `max_position_embeddings` must reach the length at which the draft will serve.
+    The four flags are speculators' own; SGLang honours none but False.
+    """
+
+    lr: float = 1e-3
+    epochs: int = 5
+    scheduler: str = "cosine"
+    warmup_ratio: float = 0.02
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    pack_tokens: int = 256
+    packs_per_step: int = 1
+    ttt_steps: int = 3
+    ttt_decay: float = 1.0
+    loss: str = "kl_div"
+    noise: float = 0.0
+    seed: int = 0
+    checkpoint_every_steps: int = 100
+    num_layers: int = 1
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    max_position_embeddings: int | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """UserError: an unknown key, a value of another type, a value out of range."""
+        known = {field.name: field.type for field in fields(cls)}
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise UserError(
+                f"The training recipe has no setting {', '.join(unknown)}; it knows {', '.join(known)}."
+            )
+        return cls(**{name: _typed(name, known[name], value) for name, value in values.items()})
+
+    def __post_init__(self) -> None:
+        positive = (
+            "lr", "epochs", "grad_clip", "pack_tokens", "packs_per_step", "ttt_steps", "ttt_decay", "num_layers",
+            "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings",
+            "checkpoint_every_steps",
+        )  # fmt: skip
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"training.{name} is {value}; give a number above 0.")
+        for name in ("weight_decay", "noise"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"training.{name} is {getattr(self, name)}; give 0 or more.")
+        if not 0 <= self.warmup_ratio <= 1:
+            raise UserError(f"training.warmup_ratio is {self.warmup_ratio}; give a share between 0 and 1.")
+        if self.scheduler not in SCHEDULERS:
+            raise UserError(f"training.scheduler is {self.scheduler!r}; choose {', '.join(SCHEDULERS)}.")
+        if self.loss not in LOSSES:
+            raise UserError(f"training.loss is {self.loss!r}; choose {', '.join(LOSSES)}.")
+        if self.norm_before_fc and self.fc_norm:
+            raise UserError("training.norm_before_fc and training.fc_norm exclude each other; choose one.")
+        if self.pack_tokens <= 2 * self.ttt_steps:
+            raise UserError(
+                f"training.pack_tokens is {self.pack_tokens}, too short for {self.ttt_steps} TTT steps; raise it."
+            )
+
+
+def _typed(name: str, kind: Any, value: Any) -> Any:
+    """`value` as the field's type; an int is taken where a float is wanted, a bool never for a number."""
+    if value is None and kind == int | None:
+        return None
+    wanted = int if kind == int | None else kind
+    accepted = (int, float) if wanted is float else wanted
+    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+        raise UserError(f"training.{name} is {value!r}; give {wanted.__name__}.")
+    return wanted(value)

@@ -1,0 +1,282 @@
+"""Training a draft: speculators' Trainer with its device, data, schedule, checkpoints and loop replaced whole.
+
+What is replaced and why: the published Trainer moves the model to device 0 and synchronizes an accelerator that a
+CPU does not have; saves the optimizer in bfloat16, its step counter too; gives a resumed schedule the epoch where it
+counts steps; and ends an epoch, not the run, at `max_steps`. Here a step is the unit everywhere, and a run that is
+killed and resumed takes the same learning rates and, in float32 on a CPU, arrives at the same bits.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from speculators.losses import LossConfig, resolve_loss_config
+from speculators.model import SpeculatorModel
+from speculators.models.eagle3 import Eagle3DraftModel
+from speculators.train.trainer import Trainer, TrainerConfig
+from torch import Tensor
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+from errors import UserError
+from kimi_adapters.config import TextConfig
+from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_shape, trainable_state
+from kimi_adapters.draft_layers import DraftLayers
+from kimi_adapters.draft_vocabulary import DraftVocabulary
+from kimi_adapters.packing import Batch, PackedShards, Piece
+from kimi_adapters.recipe import Recipe
+from kimi_adapters.training_checkpoint import load_checkpoint, save_checkpoint
+from kimi_adapters.training_choices import SUPERVISED_ROWS, choose
+from kimi_adapters.ttt import ttt_loss
+
+Progress = Callable[[dict[str, Any]], None]
+Curves = list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """`model` in evaluation mode, on its device. `initial`: the trainable tensors before the first step, on CPU.
+
+    `curves`: a dict a step: step (from 1), epoch, lr, loss, grad_norm, acc_0 … (share of supervised tokens whose chain
+    was right up to that step, within the draft vocabulary), tokens (supervised). `choices`: what was decided by the
+    device's capability.
+    """
+
+    model: Eagle3DraftModel
+    initial: dict[str, Tensor]
+    curves: Curves
+    choices: dict[str, str]
+
+
+def train(
+    recipe: Recipe,
+    data: PackedShards,
+    verifier: TextConfig,
+    rows: VerifierRows,
+    vocabulary: DraftVocabulary,
+    checkpoint_dir: Path,
+    progress: Progress,
+    device: torch.device | str = "cpu",
+    parent: Mapping[str, Tensor] | None = None,
+    verifier_name: str | None = None,
+) -> TrainResult:
+    """Trains a draft from the recipe, or goes on from the newest checkpoint in `checkpoint_dir`.
+
+    `progress` gets {step, total_steps, and the step's entry of the curves} after every step. `parent` holds the
+    tensors of a draft to start from. UserError: shapes that do not fit, states or a loss that are not finite, a
+    checkpoint of another recipe or of other data.
+    """
+    device = torch.device(device)
+    choices = choose(recipe, device)
+    config = draft_config(
+        recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name
+    )
+    model = build_draft(config, rows, vocabulary, recipe.seed, parent)
+    trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices)
+    trainer.run_training()
+    return TrainResult(model.eval(), trainer.initial, trainer.curves, choices)
+
+
+class EpochPacks:
+    """speculators' `train_loader`: its length is that of epoch 0 (they may differ by a pack)."""
+
+    def __init__(self, data: PackedShards, packs_per_step: int):
+        self.data, self.packs_per_step = data, packs_per_step
+
+    def steps(self, epoch: int) -> list[list[list[Piece]]]:
+        """The packs of each optimizer step of an epoch."""
+        packs = self.data.packs(epoch)
+        return [packs[i : i + self.packs_per_step] for i in range(0, len(packs), self.packs_per_step)]
+
+    def __len__(self) -> int:
+        return len(self.steps(0))
+
+
+class DraftTrainer(Trainer):  # type: ignore[misc]
+    """Runs a recipe over packs. `curves` grows by a step; `initial` holds the trainable tensors before any."""
+
+    def __init__(
+        self,
+        model: Eagle3DraftModel,
+        recipe: Recipe,
+        data: PackedShards,
+        checkpoint_dir: Path,
+        progress: Progress,
+        device: torch.device,
+        choices: Mapping[str, str],
+    ):
+        self.recipe, self.data, self.device, self.progress = recipe, data, device, progress
+        self.choices = dict(choices)
+        self.checkpoint_dir = checkpoint_dir
+        self.packs = EpochPacks(data, recipe.packs_per_step)
+        self.steps_by_epoch = [len(self.packs.steps(epoch)) for epoch in range(recipe.epochs)]
+        self.total_steps = sum(self.steps_by_epoch)
+        self.loss_config: LossConfig = resolve_loss_config(recipe.loss, self.choices["loss"])
+        self.curves: Curves = []
+        self.global_step = 0
+        config = TrainerConfig(
+            lr=recipe.lr,
+            num_epochs=recipe.epochs,
+            save_path=str(checkpoint_dir),
+            weight_decay=recipe.weight_decay,
+            scheduler_type=recipe.scheduler,  # type: ignore[arg-type]
+            scheduler_total_steps=self.total_steps,
+            hidden_states_dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+        )
+        super().__init__(model, config, self.packs)  # type: ignore[arg-type]
+
+    def setup_trainer(self) -> None:
+        """The device, and the checkpoint to go on from, if it is this run's."""
+        self.local_rank = self.device
+        self.device_type = self.device.type
+        self.identity = self._identity()
+        self.resumed = load_checkpoint(self.checkpoint_dir)
+        if self.resumed and self.resumed.state["identity"] != self.identity:
+            raise UserError(
+                f"{self.checkpoint_dir} holds checkpoints of another recipe or other data; give an empty directory."
+            )
+
+    def setup_model(self) -> None:
+        """Moves the model to the device; its tensors become the checkpoint's, where there is one."""
+        SpeculatorModel.verify_training_compatible(self.model)
+        self.initial = trainable_state(self.model)
+        self.model.to(self.device)
+        named = dict(self.model.named_parameters())
+        self.trainable = {name: named[name] for name in self.initial}
+        if self.resumed:
+            with torch.no_grad():
+                for name, parameter in self.trainable.items():
+                    parameter.copy_(self.resumed.tensors[f"weight.{name}"])
+        self.layers = DraftLayers(draft_shape(self.model), named)
+
+    def setup_optimizer(self) -> None:
+        """AdamW over the trained tensors and a schedule that counts steps, both as the checkpoint has them."""
+        recipe = self.recipe
+        optimizer = torch.optim.AdamW(
+            self.trainable.values(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
+        )
+        warmup = int(self.total_steps * recipe.warmup_ratio)
+        self.optimizers = [optimizer]
+        self.schedulers = []
+        if recipe.scheduler == "cosine":
+            self.schedulers = [get_cosine_schedule_with_warmup(optimizer, warmup, self.total_steps)]
+        if recipe.scheduler == "linear":
+            self.schedulers = [get_linear_schedule_with_warmup(optimizer, warmup, self.total_steps)]
+        if self.resumed:
+            self._restore(optimizer)
+
+    def run_training(self) -> None:
+        """All epochs from where the run stands; a checkpoint is left at the end too."""
+        self.model.train()
+        done = 0
+        for epoch, steps in enumerate(self.steps_by_epoch):
+            if self.global_step < done + steps:
+                self.train_epoch(epoch, skip=self.global_step - done)
+            done += steps
+
+    def train_epoch(self, epoch: int, skip: int = 0) -> None:
+        """The epoch's steps after the first `skip`."""
+        for number, packs in enumerate(self.packs.steps(epoch)):
+            if number < skip:
+                continue
+            started = time.monotonic()
+            batches = (self.data.load(pack, (epoch, number, i)) for i, pack in enumerate(packs))
+            entry = {"step": self.global_step + 1, "epoch": epoch, **self._step(batches, len(packs))}
+            self.global_step += 1
+            self.curves.append(entry)
+            self.progress({**entry, "total_steps": self.total_steps, "seconds": time.monotonic() - started})
+            self.maybe_save_checkpoint(epoch)
+
+    def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
+        """Saves at every `checkpoint_every_steps` and at the end."""
+        if self.global_step % self.recipe.checkpoint_every_steps and self.global_step != self.total_steps:
+            return
+        moments = self.optimizers[0].state
+        tensors = {f"weight.{name}": parameter for name, parameter in self.trainable.items()}
+        for name, parameter in self.trainable.items():
+            tensors |= {f"{key}.{name}": moments[parameter][key] for key in ("exp_avg", "exp_avg_sq", "step")}
+        tensors["rng"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "identity": self.identity,
+            "epoch": epoch,
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "curves": self.curves,
+        }
+        save_checkpoint(self.checkpoint_dir, self.global_step, tensors, _json_state(state))
+
+    def _step(self, batches: Iterator[Batch], count: int) -> dict[str, float]:
+        """One optimizer step over `count` packs: its entry of the curves. UserError: a loss that is not finite."""
+        self._optimizers_zero_grad()
+        sums: dict[str, float] = {}
+        for batch in batches:
+            loss, metrics = self._loss({name: value.to(self.device) for name, value in batch.items()})
+            (loss / count).backward()
+            values = {"loss": float(loss.detach()), **{name: float(value) for name, value in metrics.items()}}
+            sums = {name: sums.get(name, 0.0) + value for name, value in values.items()}
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.recipe.grad_clip))
+        if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
+            raise UserError(
+                f"The training loss or its gradient is not finite at step {self.global_step + 1} (loss "
+                f"{sums['loss'] / count}, gradient norm {norm}); lower training.lr or set training.norm_before_fc."
+            )
+        self._optimizers_step()
+        lr = self.optimizers[0].param_groups[0]["lr"]
+        self._schedulers_step()
+        entry = {"lr": lr, "loss": sums["loss"] / count, "grad_norm": norm, "tokens": sums["full_acc_0_total"]}
+        for step in range(self.recipe.ttt_steps):
+            entry[f"acc_{step}"] = sums[f"full_acc_{step}_sum"] / max(sums[f"full_acc_{step}_total"], 1.0)
+        return entry
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The pack's loss and metric sums, by the forward that suits the device."""
+        recipe = self.recipe
+        if self.choices["forward"] == SUPERVISED_ROWS:
+            return ttt_loss(self.layers, batch, recipe.ttt_steps, recipe.ttt_decay, self.loss_config)
+        with torch.autocast(self.device_type, dtype=self.config.hidden_states_dtype):
+            _, loss, metrics = self.model(
+                **batch,
+                ttt_steps=recipe.ttt_steps,
+                ttt_step_loss_decay=recipe.ttt_decay,
+                loss_config=self.loss_config,
+            )
+        return loss, metrics
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        """Optimizer, schedule, random state and curves of the checkpoint; the step counts on from there."""
+        assert self.resumed is not None
+        tensors, state = self.resumed.tensors, self.resumed.state
+        saved = optimizer.state_dict()
+        saved["state"] = {
+            number: {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+            for number, name in enumerate(self.trainable)
+        }
+        optimizer.load_state_dict(saved)
+        for scheduler, values in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(values)
+            for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = lr
+        torch.set_rng_state(tensors["rng"])
+        if "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        self.global_step = self.resumed.step
+        self.curves = list(state["curves"])
+
+    def _identity(self) -> str:
+        """A digest of the recipe and of how the data is cut: what a checkpoint belongs to."""
+        pieces = [(p.shard, p.sample, p.start, p.stop) for p in self.data.pieces]
+        text = json.dumps([asdict(self.recipe), self.data.layer_ids, self.steps_by_epoch, pieces])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _json_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Schedulers carry their lambdas (None where they are functions) and a private flag or two; JSON values stay."""
+    kept = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
+    schedulers = [{name: values[name] for name in kept if name in values} for values in state["schedulers"]]
+    return {**state, "schedulers": schedulers}

@@ -1,0 +1,69 @@
+"""Training checkpoints: one safetensors file each, its JSON state in the header, so that both appear at once."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from errors import UserError
+from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.torch_file import read_tensors, write_tensors
+
+KEPT = 2
+_NAME = re.compile(r"step-(\d{8,})\.safetensors$")
+_STATE = "training_state"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainingCheckpoint:
+    """After `step` optimizer steps: tensors in their own dtype (float32 stays float32) and a JSON state."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(directory: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Writes step-{step}.safetensors (temporary name, fsync, rename, fsync of the directory); keeps the last two."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"step-{step:08d}.safetensors"
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        write_tensors(file, tensors, metadata={_STATE: json.dumps(dict(state), sort_keys=True)})
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    for old in _steps(directory)[:-KEPT]:
+        (directory / f"step-{old:08d}.safetensors").unlink(missing_ok=True)
+    for stray in directory.glob("step-*.tmp"):
+        stray.unlink(missing_ok=True)
+
+
+def load_checkpoint(directory: Path) -> TrainingCheckpoint | None:
+    """The newest checkpoint that can be read; None when there is none. One that cannot is passed over, and logged."""
+    for step in reversed(_steps(directory)):
+        path = directory / f"step-{step:08d}.safetensors"
+        try:
+            with TensorFile(path) as file:
+                return TrainingCheckpoint(step, read_tensors(file), json.loads(file.metadata[_STATE]))
+        except (UserError, KeyError, ValueError) as error:
+            logger.warning("checkpoint %s is passed over: %s", path, error)
+    return None
+
+
+def _steps(directory: Path) -> list[int]:
+    if not directory.is_dir():
+        return []
+    return sorted(int(match[1]) for match in map(_NAME.match, os.listdir(directory)) if match)

@@ -1,0 +1,80 @@
+"""The child process of one lease: ``python -P -m running.child ORDER.json``. It does its nodes and reports as JSON lines."""
+
+import importlib
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from errors import UserError
+from running.guard import die_with_parent, hide_other_checkouts, only_declared
+from running.job import Job, json_line
+
+
+class Events:
+    """The pipe to the parent; whole lines, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "wb")
+        self._lock = threading.Lock()
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Write one event."""
+        with self._lock:
+            self._file.write(json_line(event))
+            self._file.flush()
+
+
+def _jobs(order: dict[str, Any], events: Events) -> list[Job]:
+    return [
+        Job(
+            key=item["key"],
+            label=item["label"],
+            settings=item["settings"],
+            knobs=item["knobs"],
+            paths={name: Path(path) for name, path in item["paths"].items()},
+            digests=item["digests"],
+            scratch=Path(item["scratch"]),
+            device=order["device"],
+            threads=order["threads"],
+            workspace=Path(order["workspace"]),
+            send=events.send,
+        )
+        for item in order["jobs"]
+    ]
+
+
+def _work(order: dict[str, Any], events: Events) -> None:
+    jobs = _jobs(order, events)
+    allowed = [Path(order["workspace"]), Path(order["snapshot"]), Path(order["cache"])]
+    allowed += [path for job in jobs for path in (*job.paths.values(), job.scratch)]
+    entry = getattr(importlib.import_module(order["module"]), order["entry"])
+    only_declared(allowed, [Path(folder) for folder in order["closed"]])
+    if order["gathers"]:
+        entry(jobs)
+    else:
+        for job in jobs:
+            entry(job)
+
+
+def main() -> int:
+    """Do the order in the file named by the only argument; exit code 0, or 1 after an ``error`` event."""
+    die_with_parent()
+    order = json.loads(Path(sys.argv[1]).read_text())
+    hide_other_checkouts(Path(order["snapshot"]))
+    events = Events(order["events"])
+    try:
+        _work(order, events)
+    except BaseException as error:  # whatever it is, the parent must hear of it
+        traceback.print_exc()
+        kind = "user" if isinstance(error, UserError) else type(error).__name__
+        events.send({"event": "error", "kind": kind, "message": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

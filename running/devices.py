@@ -1,0 +1,127 @@
+"""Leases of devices: one child a device, over all runs of one host.
+
+On a machine with GPUs an accelerator is a GPU that no other process uses; without one, and for light work, it is a share of
+the processor. A lease is a flock on a file of the device, so a killed holder frees it.
+"""
+
+import fcntl
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from errors import UserError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A leased device: ``name`` is ``cpu:0`` or ``cuda:3``; ``threads`` the processor threads that go with it."""
+
+    name: str
+    threads: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the child must see before it imports anything."""
+        gpu = self.name.removeprefix("cuda:") if self.name.startswith("cuda:") else ""
+        threads = str(self.threads)
+        return {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+    @property
+    def torch_name(self) -> str:
+        """The device as the child's torch names it: it sees one GPU only."""
+        return "cuda" if self.name.startswith("cuda:") else "cpu"
+
+
+def _nvidia_smi(query: str) -> list[list[str]]:
+    try:
+        out = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[cell.strip() for cell in line.split(",")] for line in out.splitlines() if line.strip()]
+
+
+def gpus() -> dict[int, str]:
+    """Index -> UUID of the GPUs that this host has."""
+    return {int(row[0]): row[1] for row in _nvidia_smi("--query-gpu=index,uuid") if row[0].isdigit()}
+
+
+class DevicePool:
+    """The devices that one flow may lease.
+
+    ``indices`` names the GPUs (None: all of the host, ``[]``: none); ``slots`` is the number of processor shares (None: one a
+    core); ``share`` also takes GPUs that other processes use.
+    """
+
+    def __init__(self, state: Path, indices: list[int] | None, slots: int | None, share: bool) -> None:
+        self._folder, self._share = state / "devices", share
+        self._uuids = {} if indices == [] else gpus()
+        unknown = sorted(set(indices or []) - set(self._uuids))
+        if unknown:
+            raise UserError(f"running.devices names GPU {unknown[0]}, and this host has {sorted(self._uuids)}: correct it")
+        cores = len(os.sched_getaffinity(0))
+        count = slots or cores
+        threads = max(1, cores // count)
+        self.cpus = [Device(f"cpu:{i}", threads) for i in range(count)]
+        chosen = sorted(self._uuids) if indices is None else sorted(indices)
+        share_of_cores = max(1, cores // max(1, len(chosen)))
+        self.gpus = [Device(f"cuda:{i}", share_of_cores) for i in chosen]
+        self._cores = cores
+
+    def candidates(self, kind: str) -> list[Device]:
+        """The devices that serve ``accelerator`` or ``cpu`` work."""
+        return self.gpus if kind == "accelerator" and self.gpus else self.cpus
+
+    def _busy(self) -> set[str]:
+        """GPUs that a process of somebody else uses (ours hold a lease, which is tried before)."""
+        if self._share or not self.gpus:
+            return set()
+        used = {row[0] for row in _nvidia_smi("--query-compute-apps=gpu_uuid,pid")}
+        return {f"cuda:{index}" for index, uuid in self._uuids.items() if uuid in used}
+
+    def _try(self, device: Device) -> int | None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._folder / device.name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    def try_lease(self, kind: str) -> tuple[Device, int] | None:
+        """A free device and the descriptor that holds it, or None."""
+        for device in self.candidates(kind):
+            fd = self._try(device)
+            if fd is None:
+                continue
+            if device.name in self._busy():
+                os.close(fd)
+                continue
+            return device, fd
+        return None
+
+    @contextmanager
+    def lease(self, kind: str, whole_host: bool = False) -> Iterator[Device]:
+        """Wait for a device. ``whole_host`` on a host without GPUs takes every share, in order, and all threads."""
+        held: list[int] = []
+        try:
+            if whole_host and not (kind == "accelerator" and self.gpus):
+                for device in self.cpus:
+                    while (fd := self._try(device)) is None:
+                        time.sleep(0.1)
+                    held.append(fd)
+                yield Device("cpu:all", self._cores)
+                return
+            while (leased := self.try_lease(kind)) is None:
+                time.sleep(0.1)
+            held.append(leased[1])
+            yield leased[0]
+        finally:
+            for fd in held:
+                os.close(fd)

@@ -1,0 +1,176 @@
+"""Doing one node: under the lock of its key, in a child on a leased device, recorded when its outputs are committed."""
+
+import logging
+import math
+import os
+import platform
+import shutil
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from artifacts.records import Record
+from artifacts.stage import Input
+from running.devices import Device, DevicePool
+from running.launch import Order, Place, run_child
+from running.locks import key_lock
+from running.progress import ProgressLog
+from running.snapshot import project_root
+from running.walk import Decision, Walk
+
+log = logging.getLogger("eyas")
+_MOST_GATHERED = 64
+
+
+class Waiting:
+    """Nodes of one gathering stage that wait for a device; whoever finds one takes a fair share of them along."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.queue: list[Order] = []
+        self.ended: dict[int, BaseException | None] = {}
+
+
+class Execution:
+    """Executes decisions of one run; any number of threads may call ``do``."""
+
+    def __init__(self, walk: Walk, state: Path, run_folder: Path, pool: DevicePool, workspace: Path) -> None:
+        self.walk, self.state, self.pool = walk, state, pool
+        self.place = Place(
+            snapshot=walk.code,
+            run_folder=run_folder,
+            workspace=workspace,
+            cache=state / "cache",
+            closed=(walk.store.root, state),
+        )
+        self._waiting: dict[str, Waiting] = defaultdict(Waiting)
+        self._decisions: dict[str, Decision] = {}
+        self._started: dict[str, float] = {}
+        self._devices: dict[str, str] = {}
+        self._progress = ProgressLog()
+        self._commit = _git_commit()
+
+    def do(self, decision: Decision) -> Record:
+        """Return the node's record, made now unless another run has made it meanwhile."""
+        node, key = decision.node, decision.key
+        with key_lock(self.state, key, node.label) as lock:
+            record = self.walk.records.get(node.stage.name, key)
+            if record and (not decision.forced or self._whole(record)):
+                decision.step.status, decision.step.because = "hit", ["made by another run meanwhile"]
+                return record
+            self._decisions[key] = decision
+            order = Order(node, key, self._paths(decision), self.state / "work" / key, lock)
+            if node.stage.gathers:
+                self._gathered(order)
+            else:
+                with self.pool.lease(node.stage.device, node.stage.whole_host) as device:
+                    self._child([order], device)
+            shutil.rmtree(order.scratch, ignore_errors=True)
+        made = self.walk.records.get(node.stage.name, key)
+        if made is None:
+            raise RuntimeError(f"{node.label} ended without a record")
+        return made
+
+    def _whole(self, record: Record) -> bool:
+        return all(self.walk.store.has(ref.digest) for ref in record.outputs.values())
+
+    def _paths(self, decision: Decision) -> dict[str, str]:
+        paths = {}
+        for name, source in decision.node.inputs.items():
+            assert isinstance(source, Input)
+            paths[name] = str(self.walk.store.open(source.ref.digest)) if source.ref else str(source.path)
+        return paths
+
+    def _gathered(self, order: Order) -> None:
+        """Wait until a child has done ``order``: this thread starts it as soon as a device is free and none did before."""
+        waiting = self._waiting[order.node.stage.name]
+        with waiting.condition:
+            waiting.queue.append(order)
+        while True:
+            with ExitStack() as stack:
+                with waiting.condition:
+                    if id(order) in waiting.ended:
+                        break
+                    leased = self.pool.try_lease(order.node.stage.device) if order in waiting.queue else None
+                    if leased is None:
+                        waiting.condition.wait(0.1)
+                        continue
+                    stack.callback(os.close, leased[1])
+                    share = math.ceil(len(waiting.queue) / len(self.pool.candidates(order.node.stage.device)))
+                    batch = waiting.queue[: min(share, _MOST_GATHERED)]
+                    del waiting.queue[: len(batch)]
+                self._batch(waiting, batch, leased[0])
+        error = waiting.ended.pop(id(order))
+        if error is not None and not order.outputs:
+            raise error
+
+    def _batch(self, waiting: Waiting, batch: list[Order], device: Device) -> None:
+        error: BaseException | None = None
+        try:
+            self._child(batch, device, waiting)
+        except BaseException as raised:  # handed to each thread whose node is not done
+            error = raised
+        with waiting.condition:
+            for order in batch:
+                waiting.ended.setdefault(id(order), error)
+            waiting.condition.notify_all()
+
+    def _child(self, orders: list[Order], device: Device, waiting: Waiting | None = None) -> None:
+        now = time.monotonic()
+        for order in orders:
+            self._started[order.key], self._devices[order.key] = now, device.name
+        log.info("%s: running on %s%s", orders[0].node.label, device.name, f" with {len(orders) - 1} more" if orders[1:] else "")
+
+        def on_outputs(order: Order, event: dict[str, Any]) -> None:
+            self._record(order, event)
+            if waiting:
+                with waiting.condition:
+                    waiting.ended[id(order)] = None
+                    waiting.condition.notify_all()
+                for later in orders:  # a shard's seconds count from the end of the one before it
+                    self._started[later.key] = time.monotonic()
+
+        run_child(self.place, orders, device, on_outputs, lambda order, event: self._progress.show(order.node.label, event))
+
+    def _record(self, order: Order, event: dict[str, Any]) -> None:
+        decision = self._decisions[order.key]
+        outputs = {name: self.walk.store.commit(sealed) for name, sealed in order.outputs.items()}
+        seconds = time.monotonic() - self._started[order.key]
+        record = Record(
+            key=order.key,
+            stage=order.node.stage.name,
+            node=order.node.name,
+            parts=decision.parts,
+            outputs=outputs,
+            lineage={
+                "inputs": {name: _input_lineage(source) for name, source in order.node.inputs.items()},
+                "seconds": round(seconds, 3),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "device": self._devices[order.key],
+                "python": platform.python_version(),
+                "git_commit": self._commit,
+                "tokens": event["tokens"],
+            },
+        )
+        self.walk.records.put(record)
+        decision.step.seconds = round(seconds, 3)
+        log.info("%s: done in %.1f s", order.node.label, seconds)
+
+
+def _input_lineage(source: object) -> dict[str, Any]:
+    assert isinstance(source, Input)
+    return {"digest": source.digest, "blob": source.ref.digest if source.ref else None, "path": source.path}
+
+
+def _git_commit() -> str | None:
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=project_root(), capture_output=True, text=True, check=True, timeout=5
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,183 @@
+"""The parent's side of a child process: start it on a device, follow its events, end it."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from artifacts.stage import Node
+from artifacts.store import Sealed
+from errors import UserError
+from running.devices import Device
+from running.job import read_outputs
+
+log = logging.getLogger("eyas")
+
+
+class ChildFailed(Exception):
+    """A child ended without doing its work; the message is its last error, or the signal that killed it."""
+
+
+class ChildKilled(ChildFailed):
+    """A child ended by a signal: nothing says that its work cannot be done."""
+
+
+@dataclass
+class Order:
+    """One node for a child: its key, where its inputs lie, its scratch folder, the descriptor of its lock."""
+
+    node: Node
+    key: str
+    paths: dict[str, str]
+    scratch: Path
+    lock: int
+    outputs: dict[str, Sealed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the children of a run work."""
+
+    snapshot: Path
+    run_folder: Path
+    workspace: Path
+    cache: Path
+    closed: tuple[Path, ...]
+
+
+def _environment(place: Place, device: Device) -> dict[str, str]:
+    inherited = os.environ.get("PYTHONPATH")
+    cache = place.cache
+    return {
+        **os.environ,
+        **device.environment,
+        "PYTHONPATH": os.pathsep.join([str(place.snapshot), *([inherited] if inherited else [])]),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(cache / "huggingface"),
+        "MPLBACKEND": "Agg",
+        "MPLCONFIGDIR": str(cache / "matplotlib"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "XDG_CACHE_HOME": str(cache),
+        "TOKENIZERS_PARALLELISM": "false",
+        "DO_NOT_TRACK": "1",
+        "TMPDIR": str(place.workspace),
+    }
+
+
+def _order_file(place: Place, orders: list[Order], device: Device, events: int) -> Path:
+    first = orders[0].node
+    for order in orders:
+        order.scratch.mkdir(parents=True, exist_ok=True)
+    jobs = [
+        {
+            "key": order.key,
+            "label": order.node.label,
+            "settings": order.node.settings,
+            "knobs": order.node.knobs,
+            "paths": order.paths,
+            "digests": {name: source.digest for name, source in order.node.inputs.items() if hasattr(source, "digest")},
+            "scratch": str(order.scratch),
+        }
+        for order in orders
+    ]
+    content = {
+        "module": first.stage.module,
+        "entry": first.entry,
+        "gathers": first.stage.gathers,
+        "device": device.torch_name,
+        "threads": device.threads,
+        "events": events,
+        "workspace": str(place.workspace),
+        "snapshot": str(place.snapshot),
+        "cache": str(place.cache),
+        "closed": [str(path) for path in place.closed],
+        "jobs": jobs,
+    }
+    path = place.run_folder / "children" / f"{first.stage.name}-{uuid.uuid4().hex[:8]}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def run_child(
+    place: Place,
+    orders: list[Order],
+    device: Device,
+    on_outputs: Callable[[Order, dict[str, Any]], None],
+    on_progress: Callable[[Order, dict[str, Any]], None],
+) -> None:
+    """Do ``orders`` (of one stage) in one child on ``device``.
+
+    ``on_outputs`` is called with an order as soon as its outputs are sealed. Raises ``UserError`` with the child's own
+    sentence, or ``ChildFailed``; orders whose outputs came before that have been handed over.
+    """
+    place.cache.mkdir(parents=True, exist_ok=True)
+    reading, writing = os.pipe()
+    order_path = _order_file(place, orders, device, writing)
+    log_path = order_path.with_suffix(".log")
+    with open(log_path, "wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "running.child", str(order_path)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writing, *(order.lock for order in orders)),
+            env=_environment(place, device),
+            cwd=place.run_folder,
+            start_new_session=True,
+        )
+    os.close(writing)
+    by_key = {order.key: order for order in orders}
+    error: dict[str, Any] | None = None
+    try:
+        with open(reading, "rb") as events:
+            for line in events:
+                event = json.loads(line)
+                if event["event"] == "error":
+                    error = event
+                elif event["event"] == "outputs":
+                    order = by_key[event["key"]]
+                    order.outputs = read_outputs(event)
+                    on_outputs(order, event)
+                else:
+                    on_progress(by_key[event["key"]], event)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(10)
+    finally:
+        end_child(child)
+    _judge(child.returncode, error, orders, log_path)
+
+
+def end_child(child: "subprocess.Popen[bytes]", patience: float = 4.0) -> None:
+    """Close the child's pipe, upon which it ends itself, and make sure that it has."""
+    if child.stdin:
+        child.stdin.close()
+    try:
+        child.wait(patience)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _judge(code: int, error: dict[str, Any] | None, orders: list[Order], log_path: Path) -> None:
+    missing = [order for order in orders if not order.outputs]
+    if error and error["kind"] == "user":
+        raise UserError(error["message"])
+    if error:
+        raise ChildFailed(f"{error['kind']}: {error['message']} (its log: {log_path})")
+    if not missing:
+        return
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise ChildKilled(f"the child that did {missing[0].node.label} was killed by {name} (its log: {log_path})")
+    raise ChildFailed(f"the child that did {missing[0].node.label} ended with code {code} and no result (its log: {log_path})")

@@ -1,0 +1,35 @@
+"""The project's code as it was when a run began: digests are taken from this copy and every child starts from it."""
+
+import shutil
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from artifacts.code_digest import PACKAGES
+
+_KEPT_RUNS = 20
+
+
+def project_root() -> Path:
+    """The folder that holds the project's packages."""
+    return Path(__file__).resolve().parent.parent
+
+
+def new_run_folder(state: Path) -> Path:
+    """``<state>/runs/<time>-<random>``; older runs past the newest 20 are removed."""
+    runs = state.absolute() / "runs"
+    folder = runs / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+    folder.mkdir(parents=True)
+    for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def take_snapshot(run_folder: Path) -> Path:
+    """Copy the project's modules to ``<run>/code`` and return that folder."""
+    source, target = project_root(), run_folder / "code"
+    target.mkdir()
+    shutil.copy2(source / "errors.py", target)
+    for package in PACKAGES:
+        shutil.copytree(source / package, target / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return target

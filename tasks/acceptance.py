@@ -1,0 +1,174 @@
+"""Acceptance: what the verifier takes of the draft's proposals, by real decoding and by the WALK over held-out text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from artifacts.manifest import canonical_json, digest_bytes
+from artifacts.stage import Input, Made, Node, Stage
+from errors import UserError
+from running.job import Job
+from tasks.formats import ACCEPTANCE, PLOT, START
+from tasks.handles import Shard, Verifier
+from tasks.prompts import read_prompts
+from tasks.settings import Settings
+
+STAGE = Stage("acceptance", module=__name__, libraries=("torch", "numpy", "tokenizers"), retries=1, device="accelerator")
+GAP = 0.1  # replay and real decoding of the same prompts must agree within this acceptance length
+
+
+def check(settings: Settings) -> None:
+    """Refuse prompts that cannot be read, and a run that nothing would judge."""
+    if settings.acceptance.prompts is not None:
+        read_prompts(settings.acceptance.prompts)
+    elif settings.corpus.held_out == 0:
+        raise UserError("acceptance.prompts is empty and corpus.held_out is 0, so nothing could judge the draft: set one of them")
+
+
+def nodes(settings: Settings, shards: list[Shard], states: list[Made], draft: Made, verifier: Verifier) -> list[Node]:
+    """Real decoding where evaluation prompts are given, and replay where conversations are held out."""
+    found = []
+    if settings.acceptance.prompts is not None:
+        found.append(_decoding_node(settings, settings.acceptance.prompts, draft, verifier))
+    if settings.corpus.held_out > 0:
+        found.append(_replay_node(settings, shards, states, draft))
+    return found
+
+
+def _drafts(draft: Made) -> dict[str, Any]:
+    return {"draft": draft.input("draft"), "start": draft.input("start")}
+
+
+def _decoding_node(settings: Settings, path: str, draft: Made, verifier: Verifier) -> Node:
+    chosen = settings.acceptance
+    count = min(chosen.max_prompts, settings.limit or chosen.max_prompts)
+    rows = read_prompts(path, count)
+    return Node(
+        STAGE,
+        "real decoding",
+        {"k": chosen.k, "max_new_tokens": chosen.max_new_tokens, "temperature": 0.0, "chat_format": verifier.chat_format},
+        {
+            **_drafts(draft),
+            "verifier": verifier.input("embed", "layer", "norm", "lm_head", "numbers", "tokenizer"),
+            "prompts": Input(digest_bytes(canonical_json(rows)), path=str(Path(path).absolute())),
+        },
+        entry="compute_decoding",
+        tokens=count * chosen.max_new_tokens,
+        knobs={"count": count},
+    )
+
+
+def _replay_node(settings: Settings, shards: list[Shard], states: list[Made], draft: Made) -> Node:
+    inputs = _drafts(draft)
+    for i, (shard, made) in enumerate(zip(shards, states, strict=True)):
+        inputs |= {f"ids.{i}": shard.ids, f"masks.{i}": shard.masks, f"states.{i}": made.input("states")}
+    tokens = sum(shard.tokens for shard in shards)
+    return Node(STAGE, "replay", {"k": settings.acceptance.k}, inputs, entry="compute_replay", tokens=tokens)
+
+
+def _runners(job: Job) -> tuple[Any, Any]:
+    """The trained draft and the draft it began as."""
+    from kimi_adapters.draft_runner import DraftRunner
+    from kimi_adapters.tensor_file import TensorFile
+    from kimi_adapters.torch_file import read_tensors
+
+    with TensorFile(job.input("start") / START) as file:
+        start = read_tensors(file)
+    folder = job.input("draft")
+    return DraftRunner.load(folder, job.device), DraftRunner.load(folder, job.device, replace=start)
+
+
+def compute_decoding(job: Job) -> None:
+    """Decode each prompt plainly, with the draft and with an untrained one; the three must say the same."""
+    import torch
+
+    from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
+    from kimi_adapters.decoding import decode, greedy
+    from kimi_adapters.llama import Verifier as Model
+    from kimi_adapters.replay import walk
+    from kimi_adapters.tokenizer import Tokenizer
+    from kimi_adapters.weights import Checkpoint
+
+    rows = read_prompts(str(job.input("prompts")), job.knobs["count"])
+    if digest_bytes(canonical_json(rows)) != job.digests["prompts"]:
+        raise UserError(f"{job.input('prompts')} changed while the run was going on: start the run again")
+    k, longest = job.settings["k"], job.settings["max_new_tokens"]
+    directory = job.input("verifier")
+    tokenizer, form = Tokenizer(directory), chat_format(job.settings["chat_format"])
+    stops = stop_ids(tokenizer, form)
+    model = Model(Checkpoint(directory), device=job.device, dtype=torch.float32)
+    trained, untrained = _runners(job)
+    cases = []
+    for number, row in enumerate(rows):
+        prompt = prompt_ids(row["messages"], tokenizer, form)
+        plain = greedy(model, prompt, longest, stops)
+        drafted = decode(model, trained, prompt, k, longest, stops)
+        blind = decode(model, untrained, prompt, k, longest, stops)
+        if not plain == drafted.output == blind.output:
+            raise RuntimeError(f"speculative decoding of prompt {row['id']} does not give what plain decoding gives")
+        tokens = [*prompt, *plain]
+        whole = model.forward(torch.tensor([tokens]), model.new_cache(1, len(tokens)), trained.shape.layer_ids)
+        mask = [False] * len(prompt) + [True] * len(plain)
+        replayed = walk(trained, tokens, mask, whole.aux[0], k)
+        cases.append({"id": row["id"], "drafted": drafted.acceptance, "blind": blind.acceptance, "replayed": replayed})
+        job.progress(number + 1, len(rows), "prompts")
+    facts = _facts("real decoding", k, [c["drafted"] for c in cases], [c["blind"] for c in cases])
+    replayed = _total([case["replayed"] for case in cases], k)
+    facts |= {"lossless": len(cases), "replay_length": round(replayed.length, 4)}
+    if abs(facts["replay_length"] - facts["length"]) > GAP:
+        raise RuntimeError(f"replay gives {facts['replay_length']} and decoding {facts['length']} on the same prompts")
+    _finish(job, facts, [{"id": c["id"], "steps": c["drafted"].steps, "tokens": c["drafted"].tokens} for c in cases])
+
+
+def compute_replay(job: Job) -> None:
+    """Walk over the held-out samples of all shards with the draft and with an untrained one."""
+    from kimi_adapters.replay import walk_shards
+    from tasks.shard_files import shard_files
+
+    k = job.settings["k"]
+    shards = shard_files(job)
+    trained, untrained = _runners(job)
+    cases = []
+    for number, files in enumerate(shards):
+        walked = zip(walk_shards(trained, [files], k), walk_shards(untrained, [files], k), strict=True)
+        cases += [(number, sample, drafted, blind) for (_, sample, drafted), (_, _, blind) in walked]
+        job.progress(number + 1, len(shards), "shards")
+    facts = _facts("replay", k, [case[2] for case in cases], [case[3] for case in cases])
+    _finish(job, facts, [{"shard": c[0], "sample": c[1], "steps": c[2].steps, "tokens": c[2].tokens} for c in cases])
+
+
+def _total(results: list[Any], k: int) -> Any:
+    from kimi_adapters.acceptance_length import total
+
+    return total(results, k)
+
+
+def _facts(method: str, k: int, drafted: list[Any], blind: list[Any]) -> dict[str, Any]:
+    from kimi_adapters.acceptance_length import interval
+
+    mine, base = _total(drafted, k), _total(blind, k)
+    if mine.steps == 0:
+        raise UserError(f"acceptance by {method} found no held-out answer longer than one token: hold out more conversations")
+    low, high = interval(drafted)
+    return {
+        "method": method,
+        "k": k,
+        "length": round(mine.length, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "per_position": [round(rate, 4) for rate in mine.rates],
+        "untrained_length": round(base.length, 4),
+        "untrained_per_position": [round(rate, 4) for rate in base.rates],
+        "prompts": len(drafted),
+        "tokens": mine.tokens,
+        "steps": mine.steps,
+    }
+
+
+def _finish(job: Job, facts: dict[str, Any], cases: list[dict[str, Any]]) -> None:
+    from tasks.plots import acceptance_plot
+
+    writer = job.writer("acceptance")
+    writer.write(ACCEPTANCE, json.dumps({**facts, "cases": cases}, indent=1).encode())
+    writer.write(PLOT, acceptance_plot(facts))
+    job.finish({"acceptance": writer.seal(**facts)}, tokens=facts["tokens"])

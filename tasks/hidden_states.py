@@ -1,0 +1,129 @@
+"""Hidden states: the verifier's auxiliary states and the state that enters its final norm, a node a token shard."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from artifacts.stage import Made, Node, Stage
+from running.job import Job
+from tasks.formats import STATES, read_tokens
+from tasks.handles import Shard, Verifier
+from tasks.settings import Settings
+
+STAGE = Stage(
+    "hidden_states",
+    module=__name__,
+    libraries=("torch",),
+    retries=1,
+    device="accelerator",
+    gathers=True,
+)
+_STATE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def layer_ids(settings: Settings, verifier: Verifier) -> list[int]:
+    """The auxiliary layers: as set, else the field's default for the verifier's depth. ``[]`` while that is unknown."""
+    from kimi_adapters.layer_ids import check_layer_ids, default_layer_ids
+
+    if verifier.facts is None:
+        return settings.hidden_states.layer_ids or []
+    count = verifier.facts["num_layers"]
+    chosen = settings.hidden_states.layer_ids or default_layer_ids(count)
+    check_layer_ids(chosen, count)
+    return list(chosen)
+
+
+def token_bytes(settings: Settings, verifier: Verifier) -> int:
+    """Bytes stored a token: (auxiliary layers + 1) states of ``hidden_size``; 57,344 for K2.5 in BF16."""
+    if verifier.facts is None:
+        return 0
+    states = len(layer_ids(settings, verifier)) + 1
+    return int(states * verifier.facts["hidden_size"] * _STATE_BYTES[settings.hidden_states.state_dtype])
+
+
+def nodes(settings: Settings, shards: list[Shard], verifier: Verifier) -> list[Node]:
+    """A node a shard; reads token ids alone, so that masks, sides and other shards are not in its key."""
+    chosen = {
+        "layer_ids": layer_ids(settings, verifier),
+        "state_dtype": settings.hidden_states.state_dtype,
+        "compute_dtype": settings.hidden_states.compute_dtype,
+    }
+    source = verifier.input("embed", "layer", "numbers")
+    each = token_bytes(settings, verifier)
+    return [
+        Node(
+            STAGE,
+            shard.name,
+            chosen,
+            {"ids": shard.ids, "verifier": source},
+            entry="compute_passes",
+            tokens=shard.tokens,
+            output_bytes=shard.tokens * each,
+            knobs={"shards_per_pass": settings.running.shards_per_pass},
+        )
+        for shard in shards
+    ]
+
+
+def compute_passes(jobs: Sequence[Job]) -> None:
+    """Take the shards of one lease through the layers, ``shards_per_pass`` at a time; each is handed over by itself."""
+    import torch
+
+    from kimi_adapters.layer_stream import LayerCache
+    from kimi_adapters.weights import Checkpoint
+
+    first = jobs[0]
+    checkpoint = Checkpoint(first.input("verifier"))
+    dtype = getattr(torch, first.settings["compute_dtype"])
+    size = first.knobs["shards_per_pass"]
+    resident = LayerCache()
+    for start in range(0, len(jobs), size):
+        _one_pass(jobs[start : start + size], checkpoint, dtype, resident)
+
+
+def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -> None:
+    import torch
+
+    from kimi_adapters.layer_stream import ShardTokens, stream_states
+    from kimi_adapters.tensor_file import TensorWriter
+
+    chosen = jobs[0].settings
+    names = [*(f"layer.{k}" for k in chosen["layer_ids"]), "last"]
+    stored = {"bfloat16": "BF16", "float32": "F32"}[chosen["state_dtype"]]
+    hidden = checkpoint.config.hidden_size
+    tokens = [read_tokens(job.input("ids")) for job in jobs]
+    artifacts = [job.writer("hidden_states") for job in jobs]
+    files = [artifact.open(STATES) for artifact in artifacts]
+    writers = [
+        TensorWriter(file, [(name, stored, (len(ids), hidden)) for name in names])
+        for file, (ids, _) in zip(files, tokens, strict=True)
+    ]
+
+    def sink(shard: int, name: str, chunk: torch.Tensor) -> None:
+        writers[shard].write(name, chunk.contiguous().view(torch.uint8).numpy())
+
+    def progress(done: int, total: int) -> None:
+        for job in jobs:
+            job.progress(done, total, "layers")
+
+    stream_states(
+        [ShardTokens(torch.from_numpy(ids.copy()), torch.from_numpy(offsets.copy())) for ids, offsets in tokens],
+        checkpoint,
+        chosen["layer_ids"],
+        sink,
+        device=jobs[0].device,
+        compute_dtype=dtype,
+        state_dtype=getattr(torch, chosen["state_dtype"]),
+        resident=resident,
+        progress=progress,
+    )
+    for job, artifact, writer, (ids, _) in zip(jobs, artifacts, writers, tokens, strict=True):
+        writer.close()
+        sealed = artifact.seal(
+            tokens=len(ids), hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"]
+        )
+        job.finish({"states": sealed}, tokens=len(ids))
+
+
+def states_of(made: list[Made]) -> list[Any]:
+    """The states of each shard as inputs."""
+    return [one.input("states") for one in made]

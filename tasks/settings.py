@@ -1,0 +1,169 @@
+"""Every setting of the pipeline: the form in Prefect, the YAML file and the keys come from here. Data only.
+
+A stage's own section is in its key. ``running``, ``store``, ``report``, ``gates`` and ``limit``'s effect on gates are in none.
+Paths are relative to the working directory.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A group of settings that rejects unknown names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VerifierSettings(Section):
+    """The model that the draft is for."""
+
+    embedded: Literal["smollm2-135m-instruct"] | None = Field(
+        None, description="A verifier that a Python package ships; leave empty to give a directory"
+    )
+    directory: str | None = Field(None, description="A Hugging Face directory: config.json, tokenizer.json, safetensors")
+    name: str | None = Field(None, description="The name under which it is served, written into the exported draft")
+    chat_format: Literal["chatml", "smollm2", "llama3"] | None = Field(None, description="Empty: found from the chat template")
+
+
+class DataSettings(Section):
+    """What the draft learns from."""
+
+    conversations: list[str] = Field([], description="JSONL files of conversations, as role/content or from/value")
+    prompts: list[str] = Field([], description="JSONL files of prompts that the verifier answers first")
+
+
+class SynthesisSettings(Section):
+    """How the verifier answers prompts."""
+
+    max_new_tokens: int = Field(96, gt=0)
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    seed: int = 0
+    prompts_per_task: int = Field(128, gt=0, description="Prompts that one task answers")
+
+
+class CorpusSettings(Section):
+    """How conversations become tokens."""
+
+    max_length: int = Field(2048, gt=1, description="Longest sample in tokens; longer ones are rejected")
+    shard_tokens: int = Field(8192, gt=1, description="A token shard is cut when it has reached this many tokens")
+    held_out: float = Field(0.1, ge=0, lt=1, description="Share of conversations kept for evaluation")
+
+
+class HiddenStatesSettings(Section):
+    """What is stored of the verifier's forward."""
+
+    layer_ids: list[int] | None = Field(None, description="Auxiliary layers: states that ENTER them; empty: 2, L//2, L-3")
+    state_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    compute_dtype: Literal["bfloat16", "float32"] = "float32"
+
+
+class ValidationSettings(Section):
+    """What makes a sample unfit for training."""
+
+    max_norm_ratio: float = Field(20.0, gt=1, description="A sample's state norm may differ from its shard's median by this factor")
+    min_supervised: int = Field(2, ge=1, description="Fewest supervised tokens of a sample")
+
+
+class VocabularySettings(Section):
+    """The draft's vocabulary."""
+
+    size: int = Field(8192, gt=0, description="Tokens the draft can propose; special tokens are always among them")
+
+
+class TrainingSettings(Section):
+    """The recipe. Draft shapes left empty follow the verifier."""
+
+    lr: float = Field(1e-3, gt=0)
+    epochs: int = Field(5, gt=0)
+    scheduler: Literal["cosine", "linear", "none"] = "cosine"
+    warmup_ratio: float = Field(0.02, ge=0, le=1)
+    weight_decay: float = Field(0.01, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    pack_tokens: int = Field(256, gt=8, description="Tokens of one packed sequence")
+    packs_per_step: int = Field(1, gt=0, description="Packs of one optimizer step, whatever the number of devices")
+    ttt_steps: int = Field(3, gt=0, description="Length of the chain that is trained")
+    ttt_decay: float = Field(1.0, gt=0)
+    loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = "kl_div"
+    noise: float = Field(0.0, ge=0, description="Half-width of uniform noise on the auxiliary states; train split only")
+    seed: int = 0
+    checkpoint_every_steps: int = Field(50, gt=0)
+    num_layers: int = Field(1, gt=0)
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    max_position_embeddings: int | None = Field(None, description="At least the serving length")
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+class AcceptanceSettings(Section):
+    """How the draft is judged."""
+
+    prompts: str | None = Field(None, description="JSONL file of evaluation prompts; empty: replay on held-out text only")
+    max_prompts: int = Field(16, gt=0)
+    k: int = Field(3, gt=0, description="Tokens drafted a verifier step")
+    max_new_tokens: int = Field(64, gt=0)
+
+
+class ExportSettings(Section):
+    """What the checkpoint is for."""
+
+    engine: Literal["vllm"] = Field("vllm", description="vLLM loads the speculators format")
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+
+class GateSettings(Section):
+    """Limits that stop a run; with ``limit`` set they only warn."""
+
+    max_quarantined: float = Field(0.05, ge=0, le=1, description="Share of samples that validation may put aside")
+    max_rejected: float = Field(0.2, ge=0, le=1, description="Share of rows that the corpus may reject")
+    min_coverage: float = Field(0.7, ge=0, le=1, description="Share of supervised tokens that the draft vocabulary holds")
+
+
+class StoreSettings(Section):
+    """Where artifacts and the state of this host lie."""
+
+    path: str = ".eyas/store"
+    state: str = ".eyas/state"
+    max_bytes: int | None = Field(None, gt=0, description="The store never grows past this")
+
+
+class ReportSettings(Section):
+    """What the report may show."""
+
+    show_text: bool = Field(False, description="Show texts of conversations in reports")
+
+
+class RunningSettings(Section):
+    """How work is executed; results do not depend on it."""
+
+    devices: list[int] | None = Field(None, description="GPUs that may be leased; empty: all that nobody uses")
+    share_devices: bool = Field(False, description="Lease GPUs that other processes use, too")
+    cpu_slots: int | None = Field(None, gt=0, description="Children at once on a host without GPUs; empty: one a core")
+    shards_per_pass: int = Field(1, gt=0, description="Shards taken through the layers together")
+    generation_batch: int = Field(64, gt=0, description="Rows that the verifier decodes at once")
+
+
+class Settings(Section):
+    """Everything a run is told."""
+
+    name: str = "draft"
+    limit: int | None = Field(None, gt=0, description="A smoke run: so many prompts and conversations a file; gates only warn")
+    verifier: VerifierSettings = VerifierSettings()
+    data: DataSettings = DataSettings()
+    synthesis: SynthesisSettings = SynthesisSettings()
+    corpus: CorpusSettings = CorpusSettings()
+    hidden_states: HiddenStatesSettings = HiddenStatesSettings()
+    validation: ValidationSettings = ValidationSettings()
+    vocabulary: VocabularySettings = VocabularySettings()
+    training: TrainingSettings = TrainingSettings()
+    acceptance: AcceptanceSettings = AcceptanceSettings()
+    export: ExportSettings = ExportSettings()
+    gates: GateSettings = GateSettings()
+    store: StoreSettings = StoreSettings()
+    report: ReportSettings = ReportSettings()
+    running: RunningSettings = RunningSettings()

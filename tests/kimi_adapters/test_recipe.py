@@ -1,0 +1,33 @@
+import pytest
+
+from errors import UserError
+from kimi_adapters.recipe import Recipe
+
+
+def test_from_dict_takes_what_yaml_gives() -> None:
+    recipe = Recipe.from_dict({"lr": 1, "epochs": 2, "num_heads": None, "norm_output": True, "scheduler": "linear"})
+    assert recipe == Recipe(lr=1.0, epochs=2, norm_output=True, scheduler="linear")
+    assert isinstance(recipe.lr, float)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"learning_rate": 1e-3}, "learning_rate"),
+        ({"epochs": 2.5}, "training.epochs"),
+        ({"epochs": True}, "training.epochs"),
+        ({"lr": "1e-3"}, "training.lr"),
+        ({"lr": 0}, "training.lr"),
+        ({"lr": float("nan")}, "training.lr"),
+        ({"norm_output": 1}, "training.norm_output"),
+        ({"warmup_ratio": 1.5}, "training.warmup_ratio"),
+        ({"scheduler": "step"}, "cosine, linear, none"),
+        ({"loss": "mse"}, "kl_div"),
+        ({"noise": -1.0}, "training.noise"),
+        ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
+        ({"pack_tokens": 6}, "training.pack_tokens"),
+    ],
+)
+def test_mistakes_are_told_by_name(values: dict[str, object], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        Recipe.from_dict(values)

@@ -1,0 +1,176 @@
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from speculators.train.trainer import Trainer
+
+from errors import UserError
+from kimi_adapters.packing import PackedShards
+from kimi_adapters.recipe import Recipe
+from kimi_adapters.trainer import TrainResult, train
+from kimi_adapters.training_choices import choose, fused_loss_works
+from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, samples, write_shard
+from tests.kimi_adapters.draft_models import tiny_rows
+
+RECIPE = Recipe(epochs=3, pack_tokens=48, lr=3e-3, warmup_ratio=0.2, noise=0.05, checkpoint_every_steps=4)
+
+
+def data(directory: Path, recipe: Recipe = RECIPE, count: int = 20) -> PackedShards:
+    files = [write_shard(directory / str(i), samples(count, seed=i)) for i in range(2)]
+    return PackedShards(files, LAYER_IDS, recipe.pack_tokens, recipe.ttt_steps, recipe.seed, noise=recipe.noise)
+
+
+def run(
+    shards: PackedShards,
+    checkpoints: Path,
+    recipe: Recipe = RECIPE,
+    progress: Callable[[dict[str, Any]], None] = lambda entry: None,
+    **options: Any,
+) -> TrainResult:
+    return train(recipe, shards, VERIFIER, tiny_rows(), VOCABULARY, checkpoints, progress, **options)
+
+
+def weights(result: TrainResult) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in result.model.state_dict().items()}
+
+
+def assert_same(one: TrainResult, other: TrainResult) -> None:
+    assert one.curves == other.curves
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(torch.equal(one.initial[name], other.initial[name]) for name in one.initial)
+
+
+@pytest.mark.parametrize("scheduler", ["cosine", "linear", "none"])
+def test_the_learning_rate_goes_by_steps_over_all_epochs(tmp_path: Path, scheduler: str) -> None:
+    recipe = replace(RECIPE, scheduler=scheduler)
+    result = run(data(tmp_path), tmp_path / "c", recipe)
+    lrs = [entry["lr"] for entry in result.curves]
+    assert [entry["step"] for entry in result.curves] == list(range(1, len(lrs) + 1))
+    assert sorted({entry["epoch"] for entry in result.curves}) == [0, 1, 2]
+    warmup = int(len(lrs) * 0.2)
+    if scheduler == "none":
+        assert set(lrs) == {3e-3}
+        return
+    assert lrs[: warmup + 1] == pytest.approx([3e-3 * i / warmup for i in range(warmup + 1)])
+    assert all(a > b for a, b in zip(lrs[warmup:], lrs[warmup + 1 :], strict=False))
+    assert 0 < lrs[-1] < 3e-3 * 0.1
+
+
+def _killed_after(step: int, directory: Path, recipe: Recipe) -> None:
+    """Trains in a real child process that is SIGKILLed while it computes the step after `step`."""
+
+    def progress(entry: dict[str, Any]) -> None:
+        if entry["step"] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def child() -> None:
+        run(data(directory, recipe), directory / "killed", recipe, progress)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        RECIPE,
+        replace(RECIPE, packs_per_step=2, scheduler="linear", num_layers=2, checkpoint_every_steps=3),
+        replace(RECIPE, scheduler="none", noise=0.0),
+    ],
+    ids=["cosine", "linear, two packs a step, two layers", "none"],
+)
+def test_killed_and_resumed_it_takes_the_same_rates_and_gives_the_same_bits(tmp_path: Path, recipe: Recipe) -> None:
+    torch.set_num_threads(1)  # a forked child must not wait for threads that stayed behind
+    whole = run(data(tmp_path, recipe), tmp_path / "whole", recipe)
+    for step in (2, 7, len(whole.curves) - 1):  # before the first checkpoint, between two, after the last
+        _killed_after(step, tmp_path, recipe)
+    seen: list[int] = []
+    resumed = run(data(tmp_path, recipe), tmp_path / "killed", recipe, lambda entry: seen.append(entry["step"]))
+    assert_same(resumed, whole)
+    assert seen[0] > 2, "it began anew"
+    assert_same(run(data(tmp_path, recipe), tmp_path / "killed", recipe), whole)
+
+
+def test_it_learns_and_leaves_the_verifiers_rows_alone(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, epochs=12, noise=0.0)
+    result = run(data(tmp_path, count=10), tmp_path / "c", recipe)
+    first, last = result.curves[0], result.curves[-1]
+    assert last["loss"] < 0.7 * first["loss"] and last["acc_0"] > first["acc_0"]
+    assert 1 >= last["acc_0"] >= last["acc_1"] >= last["acc_2"] >= 0
+    rows, state = tiny_rows(), result.model.state_dict()
+    for name, expected in (("embed_tokens", rows.embed), ("lm_head", rows.lm_head), ("verifier_norm", rows.norm)):
+        assert torch.equal(state[f"{name}.weight"], expected)
+    assert not any(torch.equal(state[name], start) for name, start in result.initial.items())
+    assert not result.model.training
+
+
+def test_progress_tells_every_step_of_how_many(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    result = run(data(tmp_path), tmp_path / "c", progress=told.append)
+    assert [entry["step"] for entry in told] == [entry["step"] for entry in result.curves]
+    assert {entry["total_steps"] for entry in told} == {len(result.curves)}
+    assert {"lr", "loss", "acc_0", "acc_1", "acc_2", "grad_norm", "tokens", "seconds"} <= told[0].keys()
+
+
+def test_two_packs_a_step_weigh_the_same(tmp_path: Path) -> None:
+    """The first step's loss is the mean of what each pack gives alone, as with two devices of a pack each."""
+    shards = data(tmp_path)
+    recipe = replace(RECIPE, packs_per_step=2, lr=1e-12, weight_decay=0.0, noise=0.0, warmup_ratio=0.0)
+    quiet = PackedShards(
+        [write_shard(tmp_path / str(i), samples(20, seed=i)) for i in range(2)], LAYER_IDS, 48, 3, RECIPE.seed
+    )
+    both = run(quiet, tmp_path / "two", recipe).curves
+    alone = run(quiet, tmp_path / "one", replace(recipe, packs_per_step=1)).curves
+    assert both[0]["loss"] == pytest.approx((alone[0]["loss"] + alone[1]["loss"]) / 2, rel=1e-4)
+    assert both[0]["tokens"] == alone[0]["tokens"] + alone[1]["tokens"]
+    assert len(both) == sum(-(-len(shards.packs(epoch)) // 2) for epoch in range(3))
+
+
+def test_checkpoints_of_another_recipe_or_of_other_data_are_refused(tmp_path: Path) -> None:
+    run(data(tmp_path), tmp_path / "c")
+    with pytest.raises(UserError, match="another recipe or other data"):
+        run(data(tmp_path), tmp_path / "c", replace(RECIPE, lr=1e-3))
+    with pytest.raises(UserError, match="another recipe or other data"):
+        run(data(tmp_path / "more", count=25), tmp_path / "c")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_learned(tmp_path: Path) -> None:
+    parent = {"norm.weight": torch.full((32,), 1e38)}
+    with pytest.raises(UserError, match="not finite at step 1"):
+        run(data(tmp_path), tmp_path / "c", parent=parent)
+    assert not list((tmp_path / "c").glob("step-*"))
+
+
+def test_the_choices_of_a_cpu_are_told(tmp_path: Path) -> None:
+    expected = {
+        "device": "cpu", "attention": "sdpa", "loss": "eager", "forward": "supervised rows", "dtype": "float32",
+    }  # fmt: skip
+    assert choose(RECIPE, torch.device("cpu")) == expected
+    assert not fused_loss_works("kl_div", torch.device("cpu")), "the fused loss needs a Triton driver"
+    assert run(data(tmp_path), tmp_path / "c").choices == expected
+
+
+def test_a_parent_draft_is_where_training_starts(tmp_path: Path) -> None:
+    first = run(data(tmp_path), tmp_path / "a")
+    parent = weights(first)
+    second = run(data(tmp_path), tmp_path / "b", parent=parent)
+    assert all(torch.equal(second.initial[name], parent[name]) for name in second.initial)
+    assert second.curves[0]["loss"] < first.curves[0]["loss"]
+
+
+def test_the_loop_is_speculators_trainers_with_its_methods_replaced_whole() -> None:
+    from kimi_adapters.trainer import DraftTrainer
+
+    assert issubclass(DraftTrainer, Trainer)
+    broken_on_cpu = {"setup_trainer", "setup_model", "setup_optimizer", "train_epoch", "run_training", "maybe_save_checkpoint"}
+    assert broken_on_cpu <= vars(DraftTrainer).keys()
