@@ -84,7 +84,9 @@ def normal_form(source: str) -> str:
 
 def _declared(tree: ast.Module) -> list[str] | None:
     for statement in tree.body:
-        if isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == DECLARATION for t in statement.targets):
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == DECLARATION for t in statement.targets
+        ):
             return [str(name) for name in ast.literal_eval(statement.value)]
     return None
 

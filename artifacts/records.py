@@ -62,7 +62,8 @@ class Records:
 
     def explain(self, stage: str, parts: Parts) -> list[str]:
         """The parts that differ from the nearest kin: the record of this stage that shares most. ``[]`` = no kin."""
-        kin = min((differing(parts, record.parts) for record in self.recent(stage)), key=len, default=None)
+        kindred = (record.parts for record in self.recent(stage) if record.parts.get("entry") == parts.get("entry"))
+        kin = min((differing(parts, other) for other in kindred), key=len, default=None)
         return ["first run"] if kin is None else kin
 
     def rate(self, stage: str) -> float | None:

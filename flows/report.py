@@ -14,9 +14,7 @@ from tasks.formats import PLOT
 from tasks.settings import Settings
 
 
-def write_report(
-    settings: Settings, store: Store, steps: list[Step], made: DraftRun, run_folder: Path
-) -> tuple[Path, str]:
+def write_report(settings: Settings, store: Store, steps: list[Step], made: DraftRun, run_folder: Path) -> tuple[Path, str]:
     """The report's path (``report.md`` with its plot beside it) and its markdown for Prefect, plot inside."""
     folder = run_folder.parent.parent / "reports" / run_folder.name
     folder.mkdir(parents=True)

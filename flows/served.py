@@ -9,12 +9,12 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.planning import open_host, plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
 from running.devices import DevicePool
 from running.execution import Execution
 from running.host import Host
-from running.plan import PlanExecutor
 from running.prefect_executor import PrefectExecutor
 from running.snapshot import new_run_folder, take_snapshot
 from running.walk import Walk
@@ -24,10 +24,10 @@ log = logging.getLogger("eyas")
 _THREADS = 64  # tasks at once; they wait for devices, which set the pace
 
 
-@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=_THREADS), persist_result=False)
+@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=_THREADS), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
-    host = Host.open(settings.store.path, settings.store.state, settings.store.max_bytes)
+    host = open_host(settings)
     host.store.sweep()
     run_folder = new_run_folder(host.state)
     snapshot = take_snapshot(run_folder)
@@ -42,9 +42,8 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
 
 def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:
     """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run."""
-    walk = host.walk(snapshot)
-    train_draft(settings, PlanExecutor(walk), host.memo)
-    counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
+    steps = plan(settings, host, snapshot).steps
+    counts = {status: sum(step.status == status for step in steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
 
 

@@ -45,9 +45,7 @@ def total(results: Sequence[Acceptance], k: int) -> Acceptance:
     return sum(results, Acceptance(0, 0, (0,) * k))
 
 
-def interval(
-    results: Sequence[Acceptance], share: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
+def interval(results: Sequence[Acceptance], share: float = 0.95, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
     """Percentile bootstrap of the acceptance length, resampling PROMPTS: tokens of one answer are not independent.
 
     The ratio of sums is taken within each resample (Efron and Tibshirani 1993, ch. 13). NaNs without a step.

@@ -21,9 +21,7 @@ class DecodeResult:
     acceptance: Acceptance
 
 
-def greedy(
-    verifier: Verifier, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Collection[int]
-) -> list[int]:
+def greedy(verifier: Verifier, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Collection[int]) -> list[int]:
     """The likeliest token, one verifier step each, up to `max_new_tokens` or a stop token, which is included."""
     cache = verifier.new_cache(1, len(prompt_ids) + max_new_tokens)
     output: list[int] = []

@@ -1,10 +1,8 @@
 """The draft as speculators knows it: its configuration, its construction from verifier rows, and its files."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -19,8 +17,7 @@ from kimi_adapters.config import TextConfig
 from kimi_adapters.draft_layers import DraftShape
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.tensor_file import TensorFile
-from kimi_adapters.torch_file import read_tensors, write_tensors
+from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 
 VERIFIER_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
@@ -206,22 +203,6 @@ def draft_config_values(config: Eagle3SpeculatorConfig, dtype: torch.dtype) -> d
             **{name: getattr(layer, name) for name in layer_fields},
         },
     }
-
-
-def load_draft_model(directory: str | os.PathLike[str], attention: str) -> Eagle3DraftModel:
-    """speculators' model from a directory that `save_draft` wrote, in evaluation mode, float32, on CPU.
-
-    `from_pretrained` does the same for a draft whose configuration names a verifier that it can open; it then takes
-    flex attention, which no configuration saves. Here the verifier's own rows stay NaN: no loss can be computed.
-    """
-    with open(Path(directory) / "config.json", encoding="utf-8") as file:
-        config = Eagle3SpeculatorConfig.from_dict(json.load(file))
-    config.transformer_layer_config._attn_implementation = attention
-    with TensorFile(Path(directory) / "model.safetensors") as file:
-        tensors = read_tensors(file)
-    model = Eagle3DraftModel(config).float()
-    copy_tensors(model, tensors, str(directory))
-    return model.eval()
 
 
 def save_draft(model: Eagle3DraftModel, open_output: OpenOutput, dtype: torch.dtype = torch.float32) -> None:

@@ -107,9 +107,7 @@ class DraftLayers:
         self.shape = shape
         self.weights = weights
 
-    def first_step(
-        self, tokens: Tensor, aux: Tensor, positions: Tensor, store: KeyStore, bias: Tensor, rows: Tensor
-    ) -> Tensor:
+    def first_step(self, tokens: Tensor, aux: Tensor, positions: Tensor, store: KeyStore, bias: Tensor, rows: Tensor) -> Tensor:
         """Step 0 over T indices; the keys of all of them go into `store`, the states of `rows` come back.
 
         Parameters: tokens, positions [T] int64; aux [T, len(layer_ids) * H]; bias [T, past + T], 0 where the index
@@ -191,9 +189,7 @@ class DraftLayers:
         keys = self._linear(f"layers.{layer}.self_attn.k_proj", x).view(size)
         return self._rotate(keys, positions), self._linear(f"layers.{layer}.self_attn.v_proj", x).view(size)
 
-    def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, chain: Sequence[KeyValue]
-    ) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, chain: Sequence[KeyValue]) -> Tensor:
         """Queries [R, h, d] over keys and values [S, n, d] with bias [R, S], and over each row's own chain: [R, h * d]."""
         rows, heads, size = queries.shape
         seen, groups, _ = keys.shape

@@ -97,9 +97,7 @@ class DraftRunner:
         return DraftCache(self.shape, capacity, self.device, self.dtype)
 
     @torch.no_grad()
-    def feed(
-        self, aux: Tensor, next_tokens: Sequence[int] | Tensor, cache: DraftCache, rows: Tensor | None = None
-    ) -> Tensor:
+    def feed(self, aux: Tensor, next_tokens: Sequence[int] | Tensor, cache: DraftCache, rows: Tensor | None = None) -> Tensor:
         """Appends S verified tokens: aux [S, n · H], their auxiliary states, and the token that FOLLOWS each, [S].
 
         Gives the states at `rows` ([R] within these S; None: the last alone), [R, H], for `propose`.

@@ -12,7 +12,8 @@ LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a draft is shaped and trained. A shape that is None follows the verifier (`draft.draft_config`).
+    """How a draft is shaped and trained. A shape that is None follows the verifier (`draft.draft_config`);
+    where `num_heads` alone is given, there are as many key-value heads.
 
     One optimizer step takes `packs_per_step` packs of `pack_tokens` tokens, whatever the number of devices.
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
@@ -52,9 +53,7 @@ class Recipe:
         known = {field.name: field.type for field in fields(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise UserError(
-                f"The training recipe has no setting {', '.join(unknown)}; it knows {', '.join(known)}."
-            )
+            raise UserError(f"The training recipe has no setting {', '.join(unknown)}; it knows {', '.join(known)}.")
         return cls(**{name: _typed(name, known[name], value) for name, value in values.items()})
 
     def __post_init__(self) -> None:
@@ -79,9 +78,7 @@ class Recipe:
         if self.norm_before_fc and self.fc_norm:
             raise UserError("training.norm_before_fc and training.fc_norm exclude each other; choose one.")
         if self.pack_tokens <= 2 * self.ttt_steps:
-            raise UserError(
-                f"training.pack_tokens is {self.pack_tokens}, too short for {self.ttt_steps} TTT steps; raise it."
-            )
+            raise UserError(f"training.pack_tokens is {self.pack_tokens}, too short for {self.ttt_steps} TTT steps; raise it.")
 
 
 def _typed(name: str, kind: Any, value: Any) -> Any:

@@ -30,7 +30,7 @@ from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import Batch, PackedShards, Piece
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.training_checkpoint import load_checkpoint, save_checkpoint
+from kimi_adapters.training_checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from kimi_adapters.training_choices import SUPERVISED_ROWS, choose
 from kimi_adapters.ttt import ttt_loss
 
@@ -69,13 +69,11 @@ def train(
 
     `progress` gets {step, total_steps, and the step's entry of the curves} after every step. `parent` holds the
     tensors of a draft to start from. UserError: shapes that do not fit, states or a loss that are not finite, a
-    checkpoint of another recipe or of other data.
+    checkpoint of another recipe, start or data.
     """
     device = torch.device(device)
     choices = choose(recipe, device)
-    config = draft_config(
-        recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name
-    )
+    config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name)
     model = build_draft(config, rows, vocabulary, recipe.seed, parent)
     trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices)
     trainer.run_training()
@@ -97,7 +95,7 @@ class EpochPacks:
         return len(self.steps(0))
 
 
-class DraftTrainer(Trainer):  # type: ignore[misc]
+class DraftTrainer(Trainer):
     """Runs a recipe over packs. `curves` grows by a step; `initial` holds the trainable tensors before any."""
 
     def __init__(
@@ -124,27 +122,27 @@ class DraftTrainer(Trainer):  # type: ignore[misc]
             num_epochs=recipe.epochs,
             save_path=str(checkpoint_dir),
             weight_decay=recipe.weight_decay,
-            scheduler_type=recipe.scheduler,  # type: ignore[arg-type]
+            scheduler_type=recipe.scheduler,
             scheduler_total_steps=self.total_steps,
             hidden_states_dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
         )
-        super().__init__(model, config, self.packs)  # type: ignore[arg-type]
+        super().__init__(model, config, self.packs)
 
     def setup_trainer(self) -> None:
-        """The device, and the checkpoint to go on from, if it is this run's."""
+        """The device, the start, and the checkpoint to go on from, if it is this run's."""
         self.local_rank = self.device
         self.device_type = self.device.type
+        self.initial = trainable_state(self.model)
         self.identity = self._identity()
         self.resumed = load_checkpoint(self.checkpoint_dir)
         if self.resumed and self.resumed.state["identity"] != self.identity:
             raise UserError(
-                f"{self.checkpoint_dir} holds checkpoints of another recipe or other data; give an empty directory."
+                f"{self.checkpoint_dir} holds checkpoints of another recipe, start or data; give an empty directory."
             )
 
     def setup_model(self) -> None:
         """Moves the model to the device; its tensors become the checkpoint's, where there is one."""
         SpeculatorModel.verify_training_compatible(self.model)
-        self.initial = trainable_state(self.model)
         self.model.to(self.device)
         named = dict(self.model.named_parameters())
         self.trainable = {name: named[name] for name in self.initial}
@@ -157,9 +155,7 @@ class DraftTrainer(Trainer):  # type: ignore[misc]
     def setup_optimizer(self) -> None:
         """AdamW over the trained tensors and a schedule that counts steps, both as the checkpoint has them."""
         recipe = self.recipe
-        optimizer = torch.optim.AdamW(
-            self.trainable.values(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
-        )
+        optimizer = torch.optim.AdamW(self.trainable.values(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
         warmup = int(self.total_steps * recipe.warmup_ratio)
         self.optimizers = [optimizer]
         self.schedulers = []
@@ -168,7 +164,7 @@ class DraftTrainer(Trainer):  # type: ignore[misc]
         if recipe.scheduler == "linear":
             self.schedulers = [get_linear_schedule_with_warmup(optimizer, warmup, self.total_steps)]
         if self.resumed:
-            self._restore(optimizer)
+            self._restore(optimizer, self.resumed)
 
     def run_training(self) -> None:
         """All epochs from where the run stands; a checkpoint is left at the end too."""
@@ -218,8 +214,9 @@ class DraftTrainer(Trainer):  # type: ignore[misc]
         for batch in batches:
             loss, metrics = self._loss({name: value.to(self.device) for name, value in batch.items()})
             (loss / count).backward()
-            values = {"loss": float(loss.detach()), **{name: float(value) for name, value in metrics.items()}}
-            sums = {name: sums.get(name, 0.0) + value for name, value in values.items()}
+            values = {"loss": loss.detach(), **metrics}
+            numbers = torch.stack([value.float() for value in values.values()]).tolist()  # one wait for the device
+            sums = {name: sums.get(name, 0.0) + number for name, number in zip(values, numbers, strict=True)}
         norm = float(torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.recipe.grad_clip))
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
             raise UserError(
@@ -248,10 +245,9 @@ class DraftTrainer(Trainer):  # type: ignore[misc]
             )
         return loss, metrics
 
-    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+    def _restore(self, optimizer: torch.optim.Optimizer, checkpoint: TrainingCheckpoint) -> None:
         """Optimizer, schedule, random state and curves of the checkpoint; the step counts on from there."""
-        assert self.resumed is not None
-        tensors, state = self.resumed.tensors, self.resumed.state
+        tensors, state = checkpoint.tensors, checkpoint.state
         saved = optimizer.state_dict()
         saved["state"] = {
             number: {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
@@ -265,14 +261,17 @@ class DraftTrainer(Trainer):  # type: ignore[misc]
         torch.set_rng_state(tensors["rng"])
         if "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
-        self.global_step = self.resumed.step
+        self.global_step = checkpoint.step
         self.curves = list(state["curves"])
 
     def _identity(self) -> str:
-        """A digest of the recipe and of how the data is cut: what a checkpoint belongs to."""
+        """A digest of the recipe, of how the data is cut, and of the start: what a checkpoint belongs to."""
         pieces = [(p.shard, p.sample, p.start, p.stop) for p in self.data.pieces]
         text = json.dumps([asdict(self.recipe), self.data.layer_ids, self.steps_by_epoch, pieces])
-        return hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256(text.encode())
+        for tensor in self.initial.values():
+            digest.update(tensor.numpy().data)
+        return digest.hexdigest()
 
 
 def _json_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ for about f · T rows, and nothing for padding. The loss, its gradients and the 
 (tests hold them to it), given documents whose first `ttt_steps` - 1 indices carry no loss, as `packing` makes them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from speculators.losses import LossConfig
@@ -29,6 +30,8 @@ def ttt_loss(
     tokens, mask, positions = batch["input_ids"][0], batch["loss_mask"][0].bool(), batch["position_ids"][0]
     supervised = mask.nonzero().flatten()
     targets = _targets(draft, batch["verifier_last_hidden_states"][0, supervised])
+    likeliest = targets.argmax(dim=-1)
+    row_loss = _row_loss(targets, loss_config)
     target_of = torch.cumsum(mask, 0) - 1  # index into targets, for supervised indices
     rows = _rows(mask, ttt_steps)
     bias = attention_bias(batch["document_ids"][0])
@@ -47,12 +50,11 @@ def ttt_loss(
         normed, hidden = draft.read_out(hidden)
         ends = rows + step
         counted = (ends < len(mask)) & mask[ends.clamp(max=len(mask) - 1)]
-        logits, wanted = draft.logits(normed[counted]), targets[target_of[ends[counted]]]
-        term = torch.stack([weight * fn(logits[None], wanted[None]).sum() for fn, weight in loss_config.values()]).sum()
-        term = term * ttt_decay**step / (counted.sum() + EPSILON)
+        logits, wanted = draft.logits(normed[counted]), target_of[ends[counted]]
+        term = row_loss(logits, wanted).sum() * ttt_decay**step / (counted.sum() + EPSILON)
         loss = loss + term
         hit = torch.zeros_like(right)
-        hit[counted] = logits.argmax(-1) == wanted.argmax(-1)
+        hit[counted] = logits.argmax(dim=-1) == likeliest[wanted]
         right = right & hit
         sums[f"loss_{step}_sum"] = term.detach()
         sums[f"full_acc_{step}_sum"] = right.sum().float()
@@ -75,6 +77,47 @@ def _targets(draft: DraftLayers, last: Tensor) -> Tensor:
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + draft.shape.rms_norm_eps)
     normed = draft.weights["verifier_norm.weight"] * normed
     return normed @ draft.weights["verifier_lm_head.weight"].t()
+
+
+def _row_loss(targets: Tensor, loss_config: LossConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function of draft logits [R, draft vocabulary] and of the targets' numbers [R], giving losses [R].
+
+    The divergence alone is computed by us: what depends on the targets only once, not once a step.
+    """
+    if list(loss_config) == ["kl_div"] and targets.device.type == "cpu":
+        weight = loss_config["kl_div"][1]
+        log_shares = torch.log_softmax(targets, dim=-1)
+        shares = log_shares.exp()
+        negative_entropy = (shares * log_shares).sum(dim=-1)
+
+        def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+            return weight * (negative_entropy[wanted] + _CrossEntropy.apply(logits, shares[wanted]))
+
+        return divergence
+
+    def as_speculators(logits: Tensor, wanted: Tensor) -> Tensor:
+        terms = [weight * fn(logits[None], targets[wanted][None])[0] for fn, weight in loss_config.values()]
+        return torch.stack(terms).sum(dim=0)
+
+    return as_speculators
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """-Σ shares · log_softmax(logits) a row, [R]; its gradient is softmax(logits) - shares (as in losses/fused.py).
+
+    Autograd would keep and pass over four buffers of [R, draft vocabulary] where this takes one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, shares: Tensor) -> Tensor:
+        log_q = torch.log_softmax(logits, dim=-1)
+        ctx.save_for_backward(log_q, shares)
+        return -torch.bmm(shares[:, None], log_q[:, :, None])[:, 0, 0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        log_q, shares = ctx.saved_tensors
+        return log_q.exp().sub_(shares).mul_(gradient[:, None]), None
 
 
 def _rows(mask: Tensor, ttt_steps: int) -> Tensor:

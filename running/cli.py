@@ -36,9 +36,7 @@ def _set_up_logging(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
     runs = ("prefect.task_runs", "prefect.flow_runs")
-    handler.addFilter(
-        lambda record: record.name == "eyas" or (record.levelno >= logging.WARNING and record.name not in runs)
-    )
+    handler.addFilter(lambda record: record.name == "eyas" or (record.levelno >= logging.WARNING and record.name not in runs))
     logging.getLogger().addHandler(handler)
     logging.getLogger("eyas").setLevel(level)
 
@@ -96,23 +94,24 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _plan(settings: Any, as_json: bool) -> int:
-    from flows.train_draft import train_draft
-    from running.host import Host
-    from running.plan import PlanExecutor
+    from flows.planning import open_host, plan
 
-    host = Host.open(settings.store.path, settings.store.state, settings.store.max_bytes)
-    walk = host.walk()
-    train_draft(settings, PlanExecutor(walk), host.memo)
-    print(json.dumps([asdict(step) for step in walk.steps], indent=1) if as_json else node_table(walk.steps))
+    steps = plan(settings, open_host(settings)).steps
+    print(json.dumps([asdict(step) for step in steps], indent=1) if as_json else node_table(steps))
     return 0
 
 
 def _run(settings: Any, as_json: bool) -> int:
+    from flows.planning import open_host, plan
+
+    plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "eyas")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    logging.getLogger("eyas").info("starting Prefect%s", "" if os.environ.get("PREFECT_API_URL") else " with a server of its own")
+    logging.getLogger("eyas").info(
+        "starting Prefect%s", "" if os.environ.get("PREFECT_API_URL") else " with a server of its own"
+    )
     from flows.served import train_draft_flow
 
     result = train_draft_flow(settings)

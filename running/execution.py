@@ -124,7 +124,12 @@ class Execution:
         now = time.monotonic()
         for order in orders:
             self._started[order.key], self._devices[order.key] = now, device.name
-        log.info("%s: running on %s%s", orders[0].node.label, device.name, f" with {len(orders) - 1} more" if orders[1:] else "")
+        log.info(
+            "%s: running on %s%s",
+            orders[0].node.label,
+            device.name,
+            f" with {len(orders) - 1} more" if orders[1:] else "",
+        )
 
         def on_outputs(order: Order, event: dict[str, Any]) -> None:
             self._record(order, event)

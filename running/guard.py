@@ -27,7 +27,9 @@ def die_with_parent() -> None:
 
 def hide_other_checkouts(snapshot: Path) -> None:
     """Make the snapshot the only place that project modules come from."""
-    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() == snapshot or not (Path(p or ".") / "kimi_adapters").is_dir()]
+    sys.path[:] = [
+        p for p in sys.path if Path(p or ".").resolve() == snapshot or not (Path(p or ".") / "kimi_adapters").is_dir()
+    ]
     sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
 
 

@@ -30,7 +30,9 @@ class Host:
             store.root.mkdir(parents=True, exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"the store {store.root} cannot be made ({error.strerror}): correct store.path and store.state") from None
+            raise UserError(
+                f"the store {store.root} cannot be made ({error.strerror}): correct store.path and store.state"
+            ) from None
         if not os.access(store.root, os.W_OK):
             raise UserError(f"the store {store.root} is not writable: correct store.path or its permissions")
         return cls(store, Records(store.root), folder, FileMemo(folder), max_bytes)
@@ -38,4 +40,3 @@ class Host:
     def walk(self, code: Path | None = None) -> Walk:
         """A walk over this store with the code of ``code``, else of the checkout."""
         return Walk(self.store, self.records, code or project_root(), self.max_bytes)
-

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prefect import task
+from prefect import Task
 from prefect.cache_policies import CachePolicy
 from prefect.context import TaskRunContext
 from prefect.filesystems import LocalFileSystem
@@ -113,8 +113,8 @@ class PrefectExecutor:
         def run_node(key: str) -> dict[str, Any]:
             return _pointer(execution.do(decisions[key]))
 
-        return task(
-            run_node,
+        return Task(
+            fn=run_node,
             name=node.stage.title,
             task_run_name=node.label,
             cache_policy=WalkKey(),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.code_digest import CodeError, Read, closure
-from artifacts.key import KeyFailure, Parts, key_of, key_parts
+from artifacts.key import KeyFailure, Parts, key_of, key_parts, library_versions
 from artifacts.records import Record, Records
 from artifacts.stage import Input, Made, Node, Pending, Stage
 from artifacts.store import Store
@@ -109,7 +109,9 @@ class Walk:
             self.store.require_room(needed, self._max_bytes, f"the {waiting[0].stage.title} that would be made")
 
     def may_run(self, node: Node) -> Step:
-        """A node of a plan that consumes something not yet known."""
+        """A node of a plan that consumes something not yet known; what of its key is known must be computable."""
+        self.modules(node.stage)
+        library_versions(node.stage.libraries)
         reasons = sorted({source.because for source in node.inputs.values() if isinstance(source, Pending)})
         step = Step(node.stage.name, node.name, "may run", reasons, tokens=node.tokens, output_bytes=node.output_bytes)
         step.estimate = self._estimate(node)

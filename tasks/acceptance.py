@@ -22,7 +22,9 @@ def check(settings: Settings) -> None:
     if settings.acceptance.prompts is not None:
         read_prompts(settings.acceptance.prompts)
     elif settings.corpus.held_out == 0:
-        raise UserError("acceptance.prompts is empty and corpus.held_out is 0, so nothing could judge the draft: set one of them")
+        raise UserError(
+            "acceptance.prompts is empty and corpus.held_out is 0, so nothing could judge the draft: set one of them"
+        )
 
 
 def nodes(settings: Settings, shards: list[Shard], states: list[Made], draft: Made, verifier: Verifier) -> list[Node]:
@@ -46,7 +48,12 @@ def _decoding_node(settings: Settings, path: str, draft: Made, verifier: Verifie
     return Node(
         STAGE,
         "real decoding",
-        {"k": chosen.k, "max_new_tokens": chosen.max_new_tokens, "temperature": 0.0, "chat_format": verifier.chat_format},
+        {
+            "k": chosen.k,
+            "max_new_tokens": chosen.max_new_tokens,
+            "temperature": 0.0,
+            "chat_format": verifier.chat_format,
+        },
         {
             **_drafts(draft),
             "verifier": verifier.input("embed", "layer", "norm", "lm_head", "numbers", "tokenizer"),

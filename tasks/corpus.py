@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.stage import Input, Made, Node, Stage
+from artifacts.store import Sealed
 from errors import UserError
 from running.job import Job
 from tasks.formats import CONVERSATIONS, REJECTS
@@ -16,7 +17,6 @@ from tasks.settings import Settings
 
 STAGE = Stage("corpus", module=__name__, libraries=("tokenizers", "numpy"))
 _BYTES_A_TOKEN = 8  # of a JSONL corpus; English takes 4 to 5, so the estimate is low on purpose
-
 
 
 def files(settings: Settings, memo: Any) -> list[Source]:
@@ -49,7 +49,13 @@ def nodes(settings: Settings, sources: list[Source], verifier: Verifier) -> list
         "limit": settings.limit,
     }
     return [
-        Node(STAGE, source.name, chosen, {"source": source.input, "tokenizer": verifier.input("tokenizer")}, tokens=source.tokens)
+        Node(
+            STAGE,
+            source.name,
+            chosen,
+            {"source": source.input, "tokenizer": verifier.input("tokenizer")},
+            tokens=source.tokens,
+        )
         for source in sources
     ]
 
@@ -80,7 +86,9 @@ def compute(job: Job) -> None:
     path = source / CONVERSATIONS if source.is_dir() else source
     tokenizer = Tokenizer(job.input("tokenizer"))
     reader = Reader(tokenizer, chat_format(job.settings["chat_format"]), job.settings["max_length"], job.settings["held_out"])
-    outputs, shard, size = {}, list[Sample](), 0
+    outputs: dict[str, Sealed] = {}
+    shard: list[Sample] = []
+    size = 0
 
     def close_shard() -> None:
         number = len(outputs) // 2

@@ -20,7 +20,12 @@ def node(settings: Settings, draft: Made, verifier: Verifier) -> Node:
         "verifier_name": verifier.name,
         "k": settings.acceptance.k,
     }
-    return Node(STAGE, "", chosen, {"draft": draft.input("draft"), "verifier": verifier.input("embed", "norm", "lm_head", "numbers")})
+    return Node(
+        STAGE,
+        "",
+        chosen,
+        {"draft": draft.input("draft"), "verifier": verifier.input("embed", "norm", "lm_head", "numbers")},
+    )
 
 
 def compute(job: Job) -> None:
@@ -71,5 +76,8 @@ def _check_reload(job: Job, folder: Any) -> int:
     generator = torch.Generator().manual_seed(0)
     reloaded, ours = first_drafts(folder, job.input("verifier"), positions=64, generator=generator)
     if not torch.equal(reloaded, ours):
-        raise UserError(f"the exported draft gives other drafts than the trained one at {int((reloaded != ours).sum())} positions: report this")
+        raise UserError(
+            f"the exported draft gives other drafts than the trained one at {int((reloaded != ours).sum())} "
+            "positions: report this"
+        )
     return int(ours.numel())

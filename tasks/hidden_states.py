@@ -118,9 +118,7 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -
     )
     for job, artifact, writer, (ids, _) in zip(jobs, artifacts, writers, tokens, strict=True):
         writer.close()
-        sealed = artifact.seal(
-            tokens=len(ids), hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"]
-        )
+        sealed = artifact.seal(tokens=len(ids), hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
         job.finish({"states": sealed}, tokens=len(ids))
 
 

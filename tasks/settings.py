@@ -61,7 +61,9 @@ class HiddenStatesSettings(Section):
 class ValidationSettings(Section):
     """What makes a sample unfit for training."""
 
-    max_norm_ratio: float = Field(20.0, gt=1, description="A sample's state norm may differ from its shard's median by this factor")
+    max_norm_ratio: float = Field(
+        20.0, gt=1, description="A sample's state norm may differ from its shard's median by this factor"
+    )
     min_supervised: int = Field(2, ge=1, description="Fewest supervised tokens of a sample")
 
 

@@ -20,9 +20,7 @@ STAGE = Stage(
 )
 
 
-def node(
-    settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier
-) -> Node:
+def node(settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier) -> Node:
     """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine."""
     inputs = {"verifier": verifier.input("embed", "norm", "lm_head", "numbers")}
     inputs |= {"quarantine": checked.input("quarantine"), "vocabulary": words.input("vocabulary")}
@@ -52,7 +50,14 @@ def compute(job: Job) -> None:
     checkpoint = Checkpoint(job.input("verifier"))
     vocabulary = DraftVocabulary.read(job.input("vocabulary") / VOCABULARY, checkpoint.config.vocab_size)
     data = PackedShards(
-        shard_files(job), layers, recipe.pack_tokens, recipe.ttt_steps, recipe.seed, quarantined(job), "train", recipe.noise
+        shard_files(job),
+        layers,
+        recipe.pack_tokens,
+        recipe.ttt_steps,
+        recipe.seed,
+        quarantined(job),
+        "train",
+        recipe.noise,
     )
 
     def progress(entry: dict[str, Any]) -> None:

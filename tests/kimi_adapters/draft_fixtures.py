@@ -69,8 +69,8 @@ def write_shard(
 ) -> ShardFiles:
     """The four files of a shard; states are random numbers of the tiny verifier's size unless given."""
     directory.mkdir(parents=True, exist_ok=True)
-    files = ShardFiles(*(directory / f"{name}.safetensors" for name in ("tokens", "masks")),
-                       directory / "samples.jsonl", directory / "states.safetensors")  # fmt: skip
+    tokens_path, masks_path, states_path = (directory / f"{name}.safetensors" for name in ("tokens", "masks", "states"))
+    files = ShardFiles(tokens_path, masks_path, directory / "samples.jsonl", states_path)
     lengths = torch.tensor([0, *(len(ids) for ids, _, _ in made)])
     tokens = torch.tensor([token for ids, _, _ in made for token in ids], dtype=torch.int32)
     mask = torch.tensor([bit for _, bits, _ in made for bit in bits], dtype=torch.uint8)
@@ -94,4 +94,3 @@ def outputs_in(directory: Path) -> Callable[[str], BinaryIO]:
     """An `open_output` for files of a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     return lambda name: open(directory / name, "wb")
-

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,14 +49,19 @@ def speculators_chain(model: Eagle3DraftModel, ids: Tensor, aux: Tensor) -> tupl
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("flags", FLAG_SETS, ids=flag_name)
-def test_chains_and_logits_are_those_of_speculators_forward(flags: dict[str, bool], num_layers: int) -> None:
+def test_chains_and_logits_are_those_of_speculators_forward(flags: dict[str, Any], num_layers: int) -> None:
     model = tiny_draft(Recipe(num_layers=num_layers, **flags)).eval()
     runner = runner_of(model)
     ids, aux = sequence(17)
     expected, expected_logits = speculators_chain(model, ids, aux)
     seen: list[Tensor] = []
-    original = runner._layers.logits
-    runner._layers.logits = lambda normed: seen.append(original(normed)) or seen[-1]  # type: ignore[method-assign]
+    head = runner._layers.logits
+
+    def watched(normed: Tensor) -> Tensor:
+        seen.append(head(normed))
+        return seen[-1]
+
+    runner._layers.logits = watched  # type: ignore[method-assign]
     cache = runner.new_cache(16)
     hidden = runner.feed(aux, ids[1:], cache)
     assert runner.propose(hidden, torch.tensor([15]), STEPS, cache)[0].tolist() == expected

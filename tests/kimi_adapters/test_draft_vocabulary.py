@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kimi_adapters.draft_fixtures import save
 
 from errors import UserError
 from kimi_adapters.draft_vocabulary import DraftVocabulary
+from tests.kimi_adapters.draft_fixtures import save
 
 
 def test_d2t_is_an_offset() -> None:

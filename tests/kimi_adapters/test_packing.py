@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, samples, save, write_shard
 from speculators.models.eagle3.data import shift_batch
 
 from errors import UserError
 from kimi_adapters.packing import PackedShards, Shard, ShardFiles
+from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, samples, save, write_shard
 
 H = VERIFIER.hidden_size
 

@@ -126,9 +126,7 @@ def test_two_packs_a_step_weigh_the_same(tmp_path: Path) -> None:
     """The first step's loss is the mean of what each pack gives alone, as with two devices of a pack each."""
     shards = data(tmp_path)
     recipe = replace(RECIPE, packs_per_step=2, lr=1e-12, weight_decay=0.0, noise=0.0, warmup_ratio=0.0)
-    quiet = PackedShards(
-        [write_shard(tmp_path / str(i), samples(20, seed=i)) for i in range(2)], LAYER_IDS, 48, 3, RECIPE.seed
-    )
+    quiet = PackedShards([write_shard(tmp_path / str(i), samples(20, seed=i)) for i in range(2)], LAYER_IDS, 48, 3, RECIPE.seed)
     both = run(quiet, tmp_path / "two", recipe).curves
     alone = run(quiet, tmp_path / "one", replace(recipe, packs_per_step=1)).curves
     assert both[0]["loss"] == pytest.approx((alone[0]["loss"] + alone[1]["loss"]) / 2, rel=1e-4)
@@ -136,12 +134,14 @@ def test_two_packs_a_step_weigh_the_same(tmp_path: Path) -> None:
     assert len(both) == sum(-(-len(shards.packs(epoch)) // 2) for epoch in range(3))
 
 
-def test_checkpoints_of_another_recipe_or_of_other_data_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_another_recipe_data_or_start_are_refused(tmp_path: Path) -> None:
     run(data(tmp_path), tmp_path / "c")
-    with pytest.raises(UserError, match="another recipe or other data"):
+    with pytest.raises(UserError, match="another recipe, start or data"):
         run(data(tmp_path), tmp_path / "c", replace(RECIPE, lr=1e-3))
-    with pytest.raises(UserError, match="another recipe or other data"):
+    with pytest.raises(UserError, match="another recipe, start or data"):
         run(data(tmp_path / "more", count=25), tmp_path / "c")
+    with pytest.raises(UserError, match="another recipe, start or data"):
+        run(data(tmp_path), tmp_path / "c", parent={"norm.weight": torch.ones(32) * 2})
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_learned(tmp_path: Path) -> None:
@@ -158,6 +158,11 @@ def test_the_choices_of_a_cpu_are_told(tmp_path: Path) -> None:
     assert choose(RECIPE, torch.device("cpu")) == expected
     assert not fused_loss_works("kl_div", torch.device("cpu")), "the fused loss needs a Triton driver"
     assert run(data(tmp_path), tmp_path / "c").choices == expected
+
+
+def test_a_pack_of_broken_blocks_is_refused_before_a_gpu_is_touched() -> None:
+    with pytest.raises(UserError, match="multiple of 128"):
+        choose(replace(RECIPE, pack_tokens=200), torch.device("cuda"))
 
 
 def test_a_parent_draft_is_where_training_starts(tmp_path: Path) -> None:

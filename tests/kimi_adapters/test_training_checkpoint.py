@@ -30,9 +30,7 @@ def test_the_last_two_are_kept_and_no_temporary_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "foreign"])
-def test_a_damaged_newest_is_passed_over_and_told(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_newest_is_passed_over_and_told(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     for step in (5, 10):
         save_checkpoint(tmp_path, step, tensors(step), {"step": step})
     newest = tmp_path / "step-00000010.safetensors"

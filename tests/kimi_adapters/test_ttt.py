@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from speculators.losses import resolve_loss_config
@@ -48,7 +50,7 @@ def assert_same_as_speculators(recipe: Recipe, attention: str = "sdpa", loss_nam
 
 
 @pytest.mark.parametrize("flags", FLAG_SETS, ids=flag_name)
-def test_loss_gradients_and_accuracies_are_those_of_the_forward(flags: dict[str, bool]) -> None:
+def test_loss_gradients_and_accuracies_are_those_of_the_forward(flags: dict[str, Any]) -> None:
     assert_same_as_speculators(Recipe(**flags))
 
 

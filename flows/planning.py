@@ -1,0 +1,21 @@
+"""The plan of a run: the pipeline walked without running anything. Needs neither Prefect nor torch."""
+
+from pathlib import Path
+
+from flows.train_draft import train_draft
+from running.host import Host
+from running.plan import PlanExecutor
+from running.walk import Walk
+from tasks.settings import Settings
+
+
+def open_host(settings: Settings) -> Host:
+    """The host that the settings name."""
+    return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes)
+
+
+def plan(settings: Settings, host: Host, code: Path | None = None) -> Walk:
+    """Walk the pipeline with the code of ``code`` (else of the checkout); refuses what cannot work."""
+    walk = host.walk(code)
+    train_draft(settings, PlanExecutor(walk), host.memo)
+    return walk

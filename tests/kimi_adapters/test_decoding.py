@@ -1,0 +1,151 @@
+"""Draft-and-verify on four layers of SmolLM2, with a draft that is right sometimes, and replay beside it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from kimi_adapters.acceptance_length import Acceptance, total
+from kimi_adapters.decoding import DecodeResult, decode, greedy, until_stop
+from kimi_adapters.draft import draft_config_values, verifier_rows
+from kimi_adapters.draft_runner import DraftRunner
+from kimi_adapters.draft_vocabulary import DraftVocabulary
+from kimi_adapters.llama import Verifier
+from kimi_adapters.packing import PackedShards, ShardFiles
+from kimi_adapters.recipe import Recipe
+from kimi_adapters.replay import walk, walk_shards
+from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.torch_file import read_tensors
+from kimi_adapters.trainer import train
+from kimi_adapters.weights import Checkpoint
+from tests.kimi_adapters.draft_fixtures import save, write_shard
+
+LAYERS, LAYER_IDS, VOCABULARY_SIZE = [0, 1, 28, 29], [1, 2, 3], 2048
+K, NEW_TOKENS, PROMPTS = 3, 24, 6
+NO_STOP: list[int] = []
+
+
+@dataclass(frozen=True)
+class Setting:
+    verifier: Verifier
+    trained: DraftRunner
+    untrained: DraftRunner
+    prompts: list[list[int]]
+    plain: list[list[int]]
+    shard: ShardFiles
+
+
+def cut(source: Path, target: Path) -> Path:
+    """The verifier's first two and last two layers over its first tokens: fast, and its text does not settle down."""
+    target.mkdir()
+    values = json.loads((source / "config.json").read_text())
+    sizes = {"num_hidden_layers": len(LAYERS), "vocab_size": VOCABULARY_SIZE}
+    (target / "config.json").write_text(json.dumps(values | sizes))
+    with TensorFile(source / "model.safetensors") as file:
+        tensors = read_tensors(file)
+    kept = {name: tensors[name][:VOCABULARY_SIZE] for name in ("model.embed_tokens.weight", "model.norm.weight")}
+    for place, layer in enumerate(LAYERS):
+        old, new = f"model.layers.{layer}.", f"model.layers.{place}."
+        kept |= {name.replace(old, new): value for name, value in tensors.items() if name.startswith(old)}
+    save(target / "model.safetensors", kept)
+    return target
+
+
+@pytest.fixture(scope="module")
+def setting(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    """The cut verifier, its greedy answers to prompts of random tokens, and a draft trained on most of them."""
+    directory = tmp_path_factory.mktemp("decoding")
+    checkpoint = Checkpoint(cut(whole_verifier, directory / "cut"))
+    verifier = Verifier(checkpoint)
+    source = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(100, VOCABULARY_SIZE, (size,), generator=source).tolist() for size in range(4, 4 + PROMPTS)]
+    plain = [greedy(verifier, prompt, NEW_TOKENS, NO_STOP) for prompt in prompts]
+
+    made = [(p + a, [0] * len(p) + [1] * len(a), "train" if i % 4 else "held_out")
+            for i, (p, a) in enumerate(zip(prompts, plain, strict=True))]  # fmt: skip
+    states: dict[str, list[torch.Tensor]] = {name: [] for name in (*(f"layer.{k}" for k in LAYER_IDS), "last")}
+    for ids, _, _ in made:
+        step = verifier.forward(torch.tensor([ids]), verifier.new_cache(1, len(ids)), LAYER_IDS)
+        for k, part in zip(LAYER_IDS, step.aux[0].chunk(len(LAYER_IDS), dim=-1), strict=True):
+            states[f"layer.{k}"].append(part)
+        states["last"].append(step.last[0])
+    shard = write_shard(directory / "shard", made, {name: torch.cat(parts) for name, parts in states.items()})
+
+    answers = {token for answer in plain for token in answer}
+    vocabulary = DraftVocabulary.of_tokens(answers, checkpoint.config.vocab_size)
+    recipe = Recipe(epochs=25, pack_tokens=64, lr=2e-3, intermediate_size=256, norm_before_fc=True)
+    data = PackedShards([shard], LAYER_IDS, recipe.pack_tokens, recipe.ttt_steps)
+    rows = verifier_rows(checkpoint, vocabulary)
+    result = train(recipe, data, checkpoint.config, rows, vocabulary, directory / "c", lambda entry: None)
+    config, tensors = draft_config_values(result.model.config, torch.float32), result.model.state_dict()
+    trained, untrained = DraftRunner(config, tensors), DraftRunner(config, {**tensors, **result.initial})
+    return Setting(verifier, trained, untrained, prompts, plain, shard)
+
+
+@pytest.fixture(scope="module")
+def decoded(setting: Setting) -> list[DecodeResult]:
+    return [decode(setting.verifier, setting.trained, p, K, NEW_TOKENS, NO_STOP) for p in setting.prompts]
+
+
+@pytest.mark.parametrize(("k", "trained"), [(1, True), (5, True), (3, False)])
+def test_the_output_is_that_of_plain_decoding(setting: Setting, k: int, trained: bool) -> None:
+    draft = setting.trained if trained else setting.untrained
+    for prompt, expected in zip(setting.prompts, setting.plain, strict=True):
+        result = decode(setting.verifier, draft, prompt, k, NEW_TOKENS, NO_STOP)
+        assert result.output == expected
+        assert result.acceptance.tokens == NEW_TOKENS - 1
+
+
+def test_every_number_of_accepted_tokens_occurs(setting: Setting, decoded: list[DecodeResult]) -> None:
+    """Else the tests here would show little: the trained draft is right for 0, 1, 2 and 3 tokens."""
+    assert [result.output for result in decoded] == setting.plain
+    together = total([result.acceptance for result in decoded], K)
+    first, second, third = together.accepted
+    assert together.steps > first > second > third > 0
+    assert 1.2 < together.length < K + 0.5
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8])
+def test_the_length_limit_is_met_exactly_and_replay_counts_the_same(setting: Setting, limit: int) -> None:
+    for prompt, plain in zip(setting.prompts[:4], setting.plain[:4], strict=True):
+        result = decode(setting.verifier, setting.trained, prompt, K, limit, NO_STOP)
+        assert result.output == plain[:limit]
+        assert replay_of(setting, prompt, result.output) == result.acceptance
+
+
+def test_a_stop_token_ends_the_output_wherever_it_falls_and_replay_counts_the_same(setting: Setting) -> None:
+    inside_a_run = 0
+    for prompt, plain in zip(setting.prompts[:4], setting.plain[:4], strict=True):
+        for stop in [token for place, token in enumerate(plain) if plain.index(token) == place][2:7]:
+            expected = plain[: plain.index(stop) + 1]
+            result = decode(setting.verifier, setting.trained, prompt, K, NEW_TOKENS, [stop, 1])
+            assert result.output == expected == until_stop(plain, [stop])
+            assert replay_of(setting, prompt, expected) == result.acceptance
+            # A step without its bonus token: the stop token was a proposal, perhaps with others after it.
+            inside_a_run += result.acceptance.tokens < sum(result.acceptance.accepted) + result.acceptance.steps
+    assert inside_a_run > 1
+    assert greedy(setting.verifier, setting.prompts[0], NEW_TOKENS, setting.plain[0][5:6]) == until_stop(
+        setting.plain[0], setting.plain[0][5:6]
+    )
+
+
+def test_replay_equals_decoding_step_for_step(setting: Setting, decoded: list[DecodeResult]) -> None:
+    real = [result.acceptance for result in decoded]
+    assert [replay_of(setting, p, a) for p, a in zip(setting.prompts, setting.plain, strict=True)] == real
+    held_out = list(walk_shards(setting.trained, [setting.shard], K))
+    assert [acceptance for _, _, acceptance in held_out] == real[::4]
+
+
+def test_until_stop() -> None:
+    assert until_stop([4, 5, 6], [5, 6]) == [4, 5]
+    assert until_stop([4, 5, 6], []) == [4, 5, 6]
+    assert until_stop([], [5]) == []
+
+
+def replay_of(setting: Setting, prompt: list[int], answer: list[int]) -> Acceptance:
+    tokens = [*prompt, *answer]
+    cache = setting.verifier.new_cache(1, len(tokens))
+    aux = setting.verifier.forward(torch.tensor([tokens]), cache, LAYER_IDS).aux[0]
+    return walk(setting.trained, tokens, [False] * len(prompt) + [True] * len(answer), aux, K)

@@ -1,0 +1,279 @@
+"""Projects: copies of the code with a store and data of their own, run as a user runs them; and a real Prefect server."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("artifacts", "flows", "kimi_adapters", "running", "tasks")
+TOPICS = [
+    "bread",
+    "tea",
+    "maps",
+    "snow",
+    "clocks",
+    "rivers",
+    "trees",
+    "lamps",
+    "glass",
+    "shoes",
+    "music",
+    "rain",
+    "bridges",
+    "kites",
+    "ants",
+    "wool",
+    "salt",
+    "mirrors",
+    "ropes",
+    "candles",
+    "boats",
+    "paper",
+    "honey",
+    "stones",
+    "wheels",
+    "bells",
+    "seeds",
+    "ink",
+    "nets",
+    "drums",
+    "sand",
+    "doors",
+]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def prefect_server(home: Path) -> Iterator[str]:
+    """A Prefect server of one's own in ``home``; yields the address of its API."""
+    port = free_port()
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--no-ui",
+    ]
+    with open(home / "server.log", "wb") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        else:
+            raise RuntimeError((home / "server.log").read_text())
+        yield url
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def copy_checkout(folder: Path) -> None:
+    """Copy the project's code."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(ROOT / "errors.py", folder)
+
+
+def conversation(topic: str, number: int) -> tuple[str, str]:
+    """A question and an answer about a topic."""
+    question = f"What should I know about {topic} before I start, and what comes after step {number}?"
+    answer = f"People have used {topic} for a long time. First look at the {topic}, then try {number} small steps, and rest."
+    return question, answer
+
+
+def write_corpus(path: Path, topics: list[str], spelling: str = "messages", start: int = 0) -> None:
+    """Append conversations to a JSONL file, in one of the two spellings."""
+    with open(path, "a") as file:
+        for number, topic in enumerate(topics, start):
+            question, answer = conversation(topic, number)
+            if spelling == "messages":
+                row = {
+                    "id": f"{path.stem}-{number}",
+                    "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+                }
+            else:
+                row = {
+                    "id": f"{path.stem}-{number}",
+                    "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}],
+                }
+            file.write(json.dumps(row) + "\n")
+
+
+@dataclass
+class Project:
+    """A checkout with a store, data and settings, and the commands of a user."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def settings(self) -> Path:
+        return self.folder / "settings.yaml"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "running.cli", *arguments]
+
+    def eyas(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run ``eyas`` to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+
+    def nodes(self, command: str, *arguments: str) -> list[dict[str, Any]]:
+        """The nodes that ``eyas run`` or ``eyas plan`` names."""
+        done = self.eyas(command, str(self.settings), "--json", *arguments)
+        assert done.returncode == 0, done.stderr[-3000:]
+        nodes: list[dict[str, Any]] = json.loads(done.stdout)
+        return nodes
+
+    def start(self) -> "subprocess.Popen[str]":
+        """Start ``eyas run`` in the background; its output goes to pipes."""
+        command = self.command("run", str(self.settings), "--json")
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def run_until_training(self) -> None:
+        """Start ``eyas run`` and kill it when training begins: what comes before has been made and recorded by then."""
+        run = self.start()
+        wait_for(lambda: any(b"training" in line for line in self._lines()), process=run)
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+        no_orphans(self)
+
+    def _lines(self) -> list[bytes]:
+        return [(Path("/proc") / str(child) / "cmdline").read_bytes() for child in self.children()]
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Change the project's code."""
+        path = self.folder / file
+        source = path.read_text()
+        assert source.count(old) >= 1, f"{file} does not hold {old!r}"
+        path.write_text(source.replace(old, new, 1))
+
+    def records(self, stage: str) -> list[Path]:
+        """The record files of a stage."""
+        return list((self.store / "records" / stage).glob("*.json"))
+
+    def blob_of(self, stage: str, output: str, node: str = "") -> Path:
+        """The blob folder of a stage's output."""
+        for path in self.records(stage):
+            record = json.loads(path.read_text())
+            if node in record["node"] and output in record["outputs"]:
+                digest = record["outputs"][output]["digest"]
+                return self.store / "blobs" / digest[:2] / digest
+        raise AssertionError(f"no {output} of {stage}")
+
+    def children(self) -> list[int]:
+        """Process ids of the children of this project's runs."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                line = (entry / "cmdline").read_bytes().split(b"\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if b"running.child" in line and str(self.folder).encode() in line[-2] and state != "Z":
+                found.append(int(entry.name))
+        return found
+
+
+def ran(nodes: list[dict[str, Any]]) -> set[str]:
+    """The stages of which a node ran."""
+    return {node["stage"] for node in nodes if node["status"] == "run"}
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 240.0, process: "subprocess.Popen[str] | None" = None) -> Any:
+    """Poll until ``what()`` is true; fail when the time is over or the process has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = what()
+        if value:
+            return value
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"the run ended first: {process.stderr.read()[-3000:] if process.stderr else ''}")
+        time.sleep(0.01)
+    raise AssertionError("it did not happen in time")
+
+
+def no_orphans(project: Project, seconds: float = 5.0) -> None:
+    """No child of a killed flow may live longer than this."""
+    wait_for(lambda: not project.children(), seconds)
+
+
+def make_project(folder: Path, checkout: Path, verifier: Path, api: str) -> Project:
+    """A fresh project with an empty store."""
+    shutil.copytree(checkout, folder)
+    write_corpus(folder / "a.jsonl", TOPICS[:24])
+    write_corpus(folder / "b.jsonl", TOPICS[24:], "conversations")
+    prompts = [
+        {"id": f"p{i}", "messages": [{"role": "user", "content": f"Tell me about {t}."}]}
+        for i, t in enumerate(("moss", "owls"))
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    settings = {
+        "name": "test",
+        "verifier": {"directory": str(verifier)},
+        "data": {"conversations": ["a.jsonl", "b.jsonl"]},
+        "corpus": {"max_length": 256, "shard_tokens": 512, "held_out": 0.2},
+        "hidden_states": {"layer_ids": [1, 2, 3], "state_dtype": "float32"},
+        "vocabulary": {"size": 1024},
+        "training": {"epochs": 2, "pack_tokens": 128, "checkpoint_every_steps": 4, "max_position_embeddings": 512},
+        "acceptance": {"prompts": "prompts.jsonl", "max_new_tokens": 12},
+        "export": {"dtype": "float32"},
+        "store": {"path": "store", "state": "state"},
+    }
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PREFECT")},
+        "PYTHONPATH": str(folder),
+        "PREFECT_API_URL": api,
+        "PREFECT_HOME": str(folder / "prefect-home"),
+        "DO_NOT_TRACK": "1",
+    }
+    return Project(folder, environment)
