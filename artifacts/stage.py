@@ -21,7 +21,6 @@ class Stage:
     reproducible: bool = True
     retries: int = 0
     device: Literal["accelerator", "cpu"] = "cpu"
-    whole_host: bool = False
     gathers: bool = False
 
     @property

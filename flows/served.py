@@ -36,7 +36,11 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     walk = host.walk(snapshot)
     with host.store.workspace() as workspace:
         execution = Execution(walk, host.state, run_folder, pool, workspace)
-        made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)
+        try:
+            made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)
+        except BaseException:
+            execution.children.stop()  # Prefect waits for its threads, and they for their children
+            raise
     return publish(settings, host, walk, made, run_folder)
 
 

@@ -8,7 +8,7 @@ import fcntl
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,12 @@ class Device:
         """What the child must see before it imports anything."""
         gpu = self.name.removeprefix("cuda:") if self.name.startswith("cuda:") else ""
         threads = str(self.threads)
-        return {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        return {
+            "CUDA_VISIBLE_DEVICES": gpu,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "OMP_WAIT_POLICY": "passive",  # threads that spin cost 25 times on a machine that others use, too
+        }
 
     @property
     def torch_name(self) -> str:
@@ -71,7 +76,6 @@ class DevicePool:
         chosen = sorted(self._uuids) if indices is None else sorted(indices)
         share_of_cores = max(1, cores // max(1, len(chosen)))
         self.gpus = [Device(f"cuda:{i}", share_of_cores) for i in chosen]
-        self._cores = cores
 
     def candidates(self, kind: str) -> list[Device]:
         """The devices that serve ``accelerator`` or ``cpu`` work."""
@@ -107,21 +111,12 @@ class DevicePool:
         return None
 
     @contextmanager
-    def lease(self, kind: str, whole_host: bool = False) -> Iterator[Device]:
-        """Wait for a device. ``whole_host`` on a host without GPUs takes every share, in order, and all threads."""
-        held: list[int] = []
+    def lease(self, kind: str, check: Callable[[], None]) -> Iterator[Device]:
+        """Wait for a device; ``check`` may raise while it waits."""
+        while (leased := self.try_lease(kind)) is None:
+            check()
+            time.sleep(0.1)
         try:
-            if whole_host and not (kind == "accelerator" and self.gpus):
-                for device in self.cpus:
-                    while (fd := self._try(device)) is None:
-                        time.sleep(0.1)
-                    held.append(fd)
-                yield Device("cpu:all", self._cores)
-                return
-            while (leased := self.try_lease(kind)) is None:
-                time.sleep(0.1)
-            held.append(leased[1])
             yield leased[0]
         finally:
-            for fd in held:
-                os.close(fd)
+            os.close(leased[1])

@@ -17,7 +17,7 @@ from typing import Any
 from artifacts.records import Record
 from artifacts.stage import Input
 from running.devices import Device, DevicePool
-from running.launch import Order, Place, run_child
+from running.launch import Children, Order, Place, run_child
 from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
@@ -41,12 +41,14 @@ class Execution:
 
     def __init__(self, walk: Walk, state: Path, run_folder: Path, pool: DevicePool, workspace: Path) -> None:
         self.walk, self.state, self.pool = walk, state, pool
+        self.children = Children()
         self.place = Place(
             snapshot=walk.code,
             run_folder=run_folder,
             workspace=workspace,
             cache=state / "cache",
             closed=(walk.store.root, state),
+            children=self.children,
         )
         self._waiting: dict[str, Waiting] = defaultdict(Waiting)
         self._decisions: dict[str, Decision] = {}
@@ -58,7 +60,7 @@ class Execution:
     def do(self, decision: Decision) -> Record:
         """Return the node's record, made now unless another run has made it meanwhile."""
         node, key = decision.node, decision.key
-        with key_lock(self.state, key, node.label) as lock:
+        with key_lock(self.state, key, node.label, self.children.check) as lock:
             record = self.walk.records.get(node.stage.name, key)
             if record and (not decision.forced or self._whole(record)):
                 decision.step.status, decision.step.because = "hit", ["made by another run meanwhile"]
@@ -68,7 +70,7 @@ class Execution:
             if node.stage.gathers:
                 self._gathered(order)
             else:
-                with self.pool.lease(node.stage.device, node.stage.whole_host) as device:
+                with self.pool.lease(node.stage.device, self.children.check) as device:
                     self._child([order], device)
             shutil.rmtree(order.scratch, ignore_errors=True)
         made = self.walk.records.get(node.stage.name, key)
@@ -92,6 +94,7 @@ class Execution:
         with waiting.condition:
             waiting.queue.append(order)
         while True:
+            self.children.check()
             with ExitStack() as stack:
                 with waiting.condition:
                     if id(order) in waiting.ended:

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,46 @@ class Order:
     outputs: dict[str, Sealed] = field(default_factory=dict)
 
 
+class Stopped(Exception):
+    """The run was told to stop: by a cancel, a signal, or an error elsewhere."""
+
+
+class Children:
+    """The living children of a run. After ``stop`` there are none, and none starts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._living: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def check(self) -> None:
+        """Raise ``Stopped`` once the run has been told to stop."""
+        if self._stopped:
+            raise Stopped("the run was stopped")
+
+    @contextmanager
+    def started(self, command: list[str], **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
+        """Start a child; on leaving it is ended."""
+        with self._lock:
+            self.check()
+            child = subprocess.Popen(command, **options)
+            self._living.add(child)
+        try:
+            yield child
+        finally:
+            end_child(child)
+            with self._lock:
+                self._living.discard(child)
+
+    def stop(self) -> None:
+        """End every child at once."""
+        with self._lock:
+            self._stopped = True
+            for child in self._living:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the children of a run work."""
@@ -51,6 +92,7 @@ class Place:
     workspace: Path
     cache: Path
     closed: tuple[Path, ...]
+    children: "Children"
 
 
 def _environment(place: Place, device: Device) -> dict[str, str]:
@@ -125,9 +167,13 @@ def run_child(
     reading, writing = os.pipe()
     order_path = _order_file(place, orders, device, writing)
     log_path = order_path.with_suffix(".log")
-    with open(log_path, "wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "running.child", str(order_path)],
+    by_key = {order.key: order for order in orders}
+    error: dict[str, Any] | None = None
+    with open(reading, "rb") as events, open(log_path, "wb") as output, ExitStack() as stack:
+        pipe_end = stack.enter_context(open(writing, "wb"))
+        command = [sys.executable, "-P", "-m", "running.child", str(order_path)]
+        child = place.children.started(
+            command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -136,26 +182,22 @@ def run_child(
             cwd=place.run_folder,
             start_new_session=True,
         )
-    os.close(writing)
-    by_key = {order.key: order for order in orders}
-    error: dict[str, Any] | None = None
-    try:
-        with open(reading, "rb") as events:
-            for line in events:
-                event = json.loads(line)
-                if event["event"] == "error":
-                    error = event
-                elif event["event"] == "outputs":
-                    order = by_key[event["key"]]
-                    order.outputs = read_outputs(event)
-                    on_outputs(order, event)
-                else:
-                    on_progress(by_key[event["key"]], event)
+        process = stack.enter_context(child)
+        pipe_end.close()
+        for line in events:
+            event = json.loads(line)
+            if event["event"] == "error":
+                error = event
+            elif event["event"] == "outputs":
+                order = by_key[event["key"]]
+                order.outputs = read_outputs(event)
+                on_outputs(order, event)
+            else:
+                on_progress(by_key[event["key"]], event)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(10)
-    finally:
-        end_child(child)
-    _judge(child.returncode, error, orders, log_path)
+            process.wait(10)
+    place.children.check()
+    _judge(process.returncode, error, orders, log_path)
 
 
 def end_child(child: "subprocess.Popen[bytes]", patience: float = 4.0) -> None:

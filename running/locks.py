@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +12,11 @@ log = logging.getLogger("eyas")
 
 
 @contextmanager
-def key_lock(state: Path, key: str, label: str) -> Iterator[int]:
+def key_lock(state: Path, key: str, label: str, check: Callable[[], None]) -> Iterator[int]:
     """Hold the lock of ``key``; yields its file descriptor.
 
     Hand the descriptor to the child that does the work: the lock then lasts until the last of the two is gone, so that a
-    second run cannot start beside a child whose parent was killed a moment ago.
+    second run cannot start beside a child whose parent was killed a moment ago. ``check`` may raise while it waits.
     """
     folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,6 +31,7 @@ def key_lock(state: Path, key: str, label: str) -> Iterator[int]:
                 if not waiting:
                     log.info("%s: another run does it, waiting", label)
                 waiting = True
+                check()
                 time.sleep(0.1)
         yield fd
     finally:

@@ -86,7 +86,11 @@ def _runners(job: Job) -> tuple[Any, Any]:
 
 
 def compute_decoding(job: Job) -> None:
-    """Decode each prompt plainly, with the draft and with an untrained one; the three must say the same."""
+    """Decode each prompt plainly and with the draft, which must say the same; walk over it with both drafts.
+
+    The untrained draft's acceptance is its walk's, on the same text and float32 states: decoding with it would take as long
+    as plain decoding, and the walk equals decoding (a test, and the gap that is checked here).
+    """
     import torch
 
     from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
@@ -110,14 +114,13 @@ def compute_decoding(job: Job) -> None:
         prompt = prompt_ids(row["messages"], tokenizer, form)
         plain = greedy(model, prompt, longest, stops)
         drafted = decode(model, trained, prompt, k, longest, stops)
-        blind = decode(model, untrained, prompt, k, longest, stops)
-        if not plain == drafted.output == blind.output:
+        if plain != drafted.output:
             raise RuntimeError(f"speculative decoding of prompt {row['id']} does not give what plain decoding gives")
         tokens = [*prompt, *plain]
         whole = model.forward(torch.tensor([tokens]), model.new_cache(1, len(tokens)), trained.shape.layer_ids)
         mask = [False] * len(prompt) + [True] * len(plain)
-        replayed = walk(trained, tokens, mask, whole.aux[0], k)
-        cases.append({"id": row["id"], "drafted": drafted.acceptance, "blind": blind.acceptance, "replayed": replayed})
+        replayed, blind = (walk(draft, tokens, mask, whole.aux[0], k) for draft in (trained, untrained))
+        cases.append({"id": row["id"], "drafted": drafted.acceptance, "blind": blind, "replayed": replayed})
         job.progress(number + 1, len(rows), "prompts")
     facts = _facts("real decoding", k, [c["drafted"] for c in cases], [c["blind"] for c in cases])
     replayed = _total([case["replayed"] for case in cases], k)

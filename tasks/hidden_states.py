@@ -72,6 +72,8 @@ def compute_passes(jobs: Sequence[Job]) -> None:
     from kimi_adapters.weights import Checkpoint
 
     first = jobs[0]
+    if first.device == "cpu":
+        torch.set_num_threads(1)  # sums in an order that the number of cores does not change; more cores take more shards
     checkpoint = Checkpoint(first.input("verifier"))
     dtype = getattr(torch, first.settings["compute_dtype"])
     size = first.knobs["shards_per_pass"]

@@ -16,7 +16,6 @@ STAGE = Stage(
     reproducible=False,
     retries=1,
     device="accelerator",
-    whole_host=True,
 )
 
 

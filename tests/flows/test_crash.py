@@ -6,6 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.projects import Project, no_orphans, wait_for
 
 Finished = tuple[Project, list[dict[str, Any]]]
@@ -125,3 +127,14 @@ def test_the_holder_of_the_locks_is_killed_and_the_other_proceeds(project: Proje
     assert other.returncode == 0, errors[-3000:]
     assert any(node["status"] == "run" for node in json.loads(output) if node["stage"] == "hidden_states")
     no_orphans(project)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_told_to_stop_ends_its_children(project: Project, how: signal.Signals) -> None:
+    slow_extraction(project)
+    run = project.start()
+    wait_for(lambda: project.children(), process=run)
+    run.send_signal(how)
+    no_orphans(project)
+    run.communicate(timeout=60)
+    assert run.returncode != 0
