@@ -105,9 +105,7 @@ def _chat_template(directory: Path) -> str:
     return str(template)
 
 
-def render(
-    messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, form: ChatFormat
-) -> tuple[list[int], list[int]]:
+def render(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, form: ChatFormat) -> tuple[list[int], list[int]]:
     """Token ids of a conversation of {role, content} turns and its loss mask, of equal length.
 
     The mask is 1 on what an assistant says: the tokens that begin inside its content, and the end-of-turn token.

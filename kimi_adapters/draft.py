@@ -1,9 +1,9 @@
 """The draft as speculators knows it: its configuration, its construction from verifier rows, and its files."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from speculators.config import SpeculatorsConfig, VerifierConfig
@@ -17,12 +17,11 @@ from kimi_adapters.config import TextConfig
 from kimi_adapters.draft_layers import DraftShape
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.recipe import Recipe
+from kimi_adapters.tensor_file import OpenOutput
 from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 
 VERIFIER_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
-
-OpenOutput = Callable[[str], BinaryIO]
 
 
 @dataclass(frozen=True)

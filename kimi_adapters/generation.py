@@ -86,9 +86,7 @@ def _prefill_prefix(verifier: Verifier, rows: Sequence[_Row]) -> KVCache | None:
     return cache
 
 
-def _prefill(
-    verifier: Verifier, prompts: Sequence[Sequence[int]], prefix: KVCache | None, cache: KVCache
-) -> Tensor:
+def _prefill(verifier: Verifier, prompts: Sequence[Sequence[int]], prefix: KVCache | None, cache: KVCache) -> Tensor:
     """Appends the prompts' rows to `cache`; gives the state of each one's last token, [prompts, hidden]."""
     longest = max(len(prompt) for prompt in prompts)
     joining = verifier.new_cache(len(prompts), longest)

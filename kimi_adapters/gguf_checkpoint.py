@@ -3,14 +3,13 @@
 import json
 import os
 import re
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from errors import UserError
 from kimi_adapters.gguf_file import GgufFile
-from kimi_adapters.tensor_file import TensorWriter
+from kimi_adapters.tensor_file import OpenOutput, TensorWriter, Writable
 
 _ARCHITECTURE = "llama"
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -29,7 +28,7 @@ _PRE_TOKENIZERS = {
 }
 
 
-def convert(gguf_path: str | os.PathLike[str], open_output: Callable[[str], BinaryIO]) -> None:
+def convert(gguf_path: str | os.PathLike[str], open_output: OpenOutput) -> None:
     """Writes config.json, model.safetensors (float32), tokenizer.json, tokenizer_config.json, generation_config.json.
 
     `open_output(name)` gives a file for each, closed here. The same GGUF gives the same bytes. A head tied to the
@@ -51,7 +50,7 @@ def convert(gguf_path: str | os.PathLike[str], open_output: Callable[[str], Bina
         _write_weights(source, file)
 
 
-def _write_weights(source: GgufFile, file: BinaryIO) -> None:
+def _write_weights(source: GgufFile, file: Writable) -> None:
     names = {name: _hugging_face_name(source, name) for name in source.tensors}
     entries = [(names[name], "F32", tensor.shape) for name, tensor in source.tensors.items()]
     writer = TensorWriter(file, entries, metadata={"format": "pt"})

@@ -112,7 +112,7 @@ class _Lane:
         total = len(ids)
         if not offsets or offsets[0] != 0 or offsets[-1] != total or any(start > end for start, end in bounds):
             raise UserError(f"shard {number} of the pass has offsets that do not cover its {total} tokens; make it again.")
-        if total and not (0 <= int(ids.min()) and int(ids.max()) < config.vocab_size):
+        if total and (int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size):
             raise UserError(
                 f"shard {number} of the pass has token ids outside the verifier's vocabulary of {config.vocab_size}; "
                 "make the corpus with this verifier's tokenizer."
@@ -135,8 +135,8 @@ def _through_layer(layer: LayerWeights, config: TextConfig, lane: _Lane, stream:
     attended = torch.empty_like(q)
     for start, end in lane.bounds:
         if start < end:
-            heads = [part[start:end].transpose(0, 1)[None] for part in (q, k, v)]
-            out = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=groups > 1)
+            query, key, value = (part[start:end].transpose(0, 1)[None] for part in (q, k, v))
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=groups > 1)
             attended[start:end] = out[0].transpose(0, 1)
     for chunk in lane.chunks:
         stream[chunk] = finish_layer(layer, config, stream[chunk], attended[chunk].flatten(1))

@@ -108,9 +108,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (wide * cos + turned * sin).to(x.dtype)
 
 
-def project_qkv(
-    layer: LayerWeights, config: TextConfig, x: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def project_qkv(layer: LayerWeights, config: TextConfig, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The attention's inputs of the residual stream x [..., hidden]: q [..., heads, D], k and v [..., kv_heads, D]."""
     normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
     heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
@@ -137,9 +135,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     rows, length, heads, size = q.shape
     groups = heads // k.shape[1]
     folded = q.reshape(rows, length, k.shape[1], groups, size).permute(0, 2, 3, 1, 4)
-    out = F.scaled_dot_product_attention(
-        folded.reshape(rows, k.shape[1], groups * length, size), k, v, attn_mask=mask
-    )
+    out = F.scaled_dot_product_attention(folded.reshape(rows, k.shape[1], groups * length, size), k, v, attn_mask=mask)
     return out.reshape(rows, k.shape[1], groups, length, size).permute(0, 3, 1, 2, 4).reshape(rows, length, -1)
 
 

@@ -8,7 +8,8 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +34,11 @@ HEADER_ALIGNMENT = 8
 class Writable(Protocol):
     """What a writer needs of a file; it may hash what passes through."""
 
-    def write(self, data: memoryview, /) -> Any: ...
+    def write(self, data: bytes | memoryview, /) -> Any: ...
+
+
+# Opens a new file of an output by its name; leaving its context closes it.
+OpenOutput = Callable[[str], AbstractContextManager[Writable]]
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,7 @@ class TensorFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 

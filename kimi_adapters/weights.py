@@ -104,9 +104,7 @@ class Checkpoint:
                 f"{expected}; complete the checkpoint."
             )
 
-    def read(
-        self, name: str, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
-    ) -> "torch.Tensor":
+    def read(self, name: str, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu") -> "torch.Tensor":
         """A tensor by its canonical name, in its stored dtype unless `dtype` says otherwise. UserError if missing."""
         import torch
 
