@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Debian's python3 (3.11), pip and make; everything else comes from PyPI.
 VENV ?= $(or $(EYAS_VENV),.venv)
 PYTHON ?= python3
-PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compile --quiet
+PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compile
 export HF_HUB_OFFLINE = 1
 export DO_NOT_TRACK = 1
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
@@ -16,7 +16,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): about 6 GB, 2 minutes"; date +%s > .installing
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
+	$(PIP) --quiet --upgrade pip
 	$(PIP) --no-deps --requirement constraints.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@echo "installed in $$(( $$(date +%s) - $$(cat .installing) )) s"; rm .installing

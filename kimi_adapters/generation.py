@@ -38,8 +38,11 @@ def generate(
 
     Temperature 0 takes the likeliest token. Above it, each prompt draws from its own random stream, seeded by `seed`
     and its place, so that answers do not depend on the batch (but for rounding in the products). `progress` is called
-    with (prompts finished, prompts). UserError when a prompt and its answer do not fit the verifier's context.
+    with (prompts finished, prompts). UserError when a prompt and its answer do not fit the verifier's context,
+    ValueError when a prompt is empty.
     """
+    if not all(prompts):
+        raise ValueError("a prompt has no tokens")
     if not prompts or max_new_tokens < 1:
         return [[] for _ in prompts]
     rows = [_Row(list(prompt), random.Random(f"{seed}:{place}")) for place, prompt in enumerate(prompts)]
@@ -109,7 +112,8 @@ def _choose(logits: Tensor, temperature: float, rows: Sequence[_Row]) -> list[in
         return list(logits.argmax(dim=-1).tolist())
     reached = torch.softmax(logits.double() / temperature, dim=-1).cumsum(dim=-1)
     drawn = torch.tensor([[row.source.random()] for row in rows], dtype=torch.float64, device=logits.device)
-    return list(torch.searchsorted(reached, drawn * reached[:, -1:], right=True).squeeze(1).tolist())
+    tokens = torch.searchsorted(reached, drawn * reached[:, -1:], right=True).squeeze(1)
+    return list(tokens.clamp(max=logits.shape[1] - 1).tolist())
 
 
 def _kept(running: Sequence[bool]) -> list[int]:
