@@ -6,6 +6,7 @@ the same under Python 3.11 to 3.13. Standard library only, so that another inter
 
 import ast
 import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,10 +135,23 @@ def is_outside(module: str) -> bool:
 Read = tuple[str, list[tuple[str, bool]]]
 
 
+def _parse(source: bytes) -> ast.Module:
+    """``ast.parse``, again where CPython 3.11 raises "AST constructor recursion depth mismatch".
+
+    It counts that depth in one place for all threads, and Prefect's threads compile code beside ours.
+    """
+    for _ in range(20):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            time.sleep(0.01)
+    return ast.parse(source)
+
+
 def _read(path: Path, name: str) -> Read:
     """Digest and imports of one module."""
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = _parse(path.read_bytes())
     except SyntaxError as error:
         raise CodeError(f"{name}, line {error.lineno}, does not parse: {error.msg}") from None
     digest = hashlib.sha256(_normal(tree).encode()).hexdigest()

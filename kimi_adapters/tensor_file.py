@@ -194,8 +194,8 @@ def read_array(file: TensorFile, name: str) -> np.ndarray:
 
 def _parse_entry(item: Mapping[str, Any], data_start: int) -> TensorEntry:
     dtype, shape, (start, end) = item["dtype"], tuple(item["shape"]), item["data_offsets"]
-    if not all(isinstance(size, int) and size >= 0 for size in (*shape, start, end)):
-        raise ValueError("sizes and offsets are whole numbers")
+    if dtype not in ITEM_BYTES or not all(isinstance(size, int) and size >= 0 for size in (*shape, start, end)):
+        raise ValueError("an unknown dtype, or a size or an offset that is no whole number")
     return TensorEntry(dtype, shape, data_start + start, data_start + end)
 
 

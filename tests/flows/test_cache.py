@@ -78,7 +78,7 @@ def test_an_edit_two_imports_from_the_trainer_reruns_what_follows_it(project: Pr
     """And an intermediate that was collected is made again when the edit needs it, it alone; before, it wakes nothing."""
     shutil.rmtree(project.blob_of("hidden_states", "states", "shard 1/"))
     assert {node["status"] for node in project.nodes("plan")} == {"hit"}
-    project.edit("kimi_adapters/packing.py", "OPEN_PACKS = 32", "OPEN_PACKS = 1")
+    project.edit("kimi_adapters/packing.py", "PCG64([self.seed, epoch])", "PCG64([self.seed, epoch, 1])")
     project.edit("kimi_adapters/training_choices.py", '"dtype": ', '"edited": "yes", "dtype": ')
     plan = project.nodes("plan")
     assert ran(plan) == {"training", "hidden_states"}

@@ -85,9 +85,7 @@ def test_bfloat16_states_do_not_depend_on_company(tiny: tuple[Path, LlamaForCaus
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_of_unequal_length_give_what_each_gives_alone(
-    tiny: tuple[Path, LlamaForCausalLM], device: str
-) -> None:
+def test_rows_of_unequal_length_give_what_each_gives_alone(tiny: tuple[Path, LlamaForCausalLM], device: str) -> None:
     """Prefill, roll back, go on, drop and add rows: the cache of draft-and-verify and of batched generation."""
     folder, model = tiny
     verifier = Verifier(Checkpoint(folder), device)
@@ -116,13 +114,15 @@ def test_generation_equals_one_by_one(tiny: tuple[Path, LlamaForCausalLM], devic
     """With a shared beginning, refills and stops in mid-batch."""
     folder, model = tiny
     prompts = [[*IDS[:12].tolist(), *IDS[20 : 20 + n].tolist()] for n in (1, 9, 4, 30, 2, 17, 5)]
-    stops = [3, 11]
-    wanted = []
+    freely = []
     for prompt in prompts:
         ids = list(prompt)
-        while len(ids) < len(prompt) + 25 and (len(ids) == len(prompt) or ids[-1] not in stops):
+        for _ in range(25):
             ids.append(int(theirs(model, torch.tensor(ids))["logits"][-1].argmax()))
-        wanted.append(ids[len(prompt) :])
+        freely.append(ids[len(prompt) :])
+    stops = [freely[0][6], freely[3][15]]
+    ends = [next((i + 1 for i, token in enumerate(answer) if token in stops), 25) for answer in freely]
+    wanted = [answer[:end] for answer, end in zip(freely, ends, strict=True)]
     assert len({len(answer) for answer in wanted}) > 1
     verifier = Verifier(Checkpoint(folder), device)
     told: list[tuple[int, int]] = []
