@@ -32,6 +32,7 @@ class Device:
             "CUDA_VISIBLE_DEVICES": gpu,
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
+            "GOMP_SPINCOUNT": "0",
             "OMP_WAIT_POLICY": "passive",  # threads that spin cost 25 times on a machine that others use, too
         }
 
