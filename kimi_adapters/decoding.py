@@ -7,7 +7,7 @@ import torch
 
 from kimi_adapters.acceptance_length import Acceptance, leading_matches
 from kimi_adapters.draft_runner import DraftRunner
-from kimi_adapters.llama import Verifier
+from kimi_adapters.verifier import Verifier
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kimi_adapters.llama import KVCache, Verifier
+from kimi_adapters.verifier import KVCache, Verifier
 
 # New prompts wait until this share of the batch is free, so that they are prefilled together.
 REFILL_SHARE = 0.25

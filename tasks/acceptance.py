@@ -95,9 +95,9 @@ def compute_decoding(job: Job) -> None:
 
     from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
     from kimi_adapters.decoding import decode, greedy
-    from kimi_adapters.llama import Verifier as Model
     from kimi_adapters.replay import walk
     from kimi_adapters.tokenizer import Tokenizer
+    from kimi_adapters.verifier import Verifier as Model
     from kimi_adapters.weights import Checkpoint
 
     rows = read_prompts(str(job.input("prompts")), job.knobs["count"])

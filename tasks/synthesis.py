@@ -57,8 +57,8 @@ def compute(job: Job) -> None:
 
     from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
     from kimi_adapters.generation import generate
-    from kimi_adapters.llama import Verifier as Model
     from kimi_adapters.tokenizer import Tokenizer
+    from kimi_adapters.verifier import Verifier as Model
     from kimi_adapters.weights import Checkpoint
 
     rows = read_prompts(str(job.input("prompts")))[job.knobs["start"] : job.knobs["stop"]]

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from errors import UserError
 from kimi_adapters.generation import generate
 from kimi_adapters.layer_stream import LayerCache, ShardTokens, stream_states
-from kimi_adapters.llama import Verifier
+from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint, role_of, text_entries
 from tests.kimi_adapters.llama_fixtures import SIZES, write_tiny_llama
 

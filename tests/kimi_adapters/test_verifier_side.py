@@ -14,14 +14,12 @@ from errors import UserError
 from kimi_adapters.chat import FORMATS, detect_format, prompt_ids, render, stop_ids
 from kimi_adapters.config import numeric_identity, read_config
 from kimi_adapters.generation import generate
-from kimi_adapters.gguf_checkpoint import convert
 from kimi_adapters.layer_ids import check_layer_ids, default_layer_ids, to_sglang, to_vllm
 from kimi_adapters.layer_stream import TOKEN_CHUNK, LayerCache, ShardTokens, stream_states
-from kimi_adapters.llama import Verifier
 from kimi_adapters.tensor_file import TensorFile, TensorWriter, read_array
 from kimi_adapters.tokenizer import Tokenizer
+from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
-from tests.conftest import gguf_path
 
 TEXTS = ["Snow fell on the bridge.", "def add(a, b):\n    return a + b  # 12345\n", "Käse, 你好, emoji 🙂 and   spaces", "a"]
 TALK = [
@@ -118,20 +116,6 @@ def test_a_missing_layer_is_refused(cut_verifier: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
     with pytest.raises(UserError, match="weights of 4 layers where its config.json says 5"):
         Checkpoint(tmp_path)
-
-
-def test_the_conversion_equals_transformers_own(whole_verifier: Path) -> None:
-    theirs = AutoModelForCausalLM.from_pretrained(gguf_path().parent, gguf_file=gguf_path().name, dtype=torch.float32)
-    ours = AutoModelForCausalLM.from_pretrained(whole_verifier, dtype=torch.float32)
-    mine = ours.state_dict()
-    for name, value in theirs.state_dict().items():
-        assert torch.equal(mine[name], value), name
-
-
-def test_the_conversion_gives_the_same_bytes_again(whole_verifier: Path, tmp_path: Path) -> None:
-    convert(gguf_path(), lambda name: open(tmp_path / name, "wb"))  # noqa: SIM115 - convert closes what it opens
-    for file in tmp_path.iterdir():
-        assert file.read_bytes() == (whole_verifier / file.name).read_bytes(), file.name
 
 
 def test_tokens_equal_transformers(whole_verifier: Path) -> None:

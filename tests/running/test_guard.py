@@ -11,11 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def child(program: str, **options: object) -> "subprocess.Popen[bytes]":
+def child(program: str) -> "subprocess.Popen[bytes]":
     """A Python process over the checkout's code."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen([sys.executable, "-P", "-c", program], env=environment, start_new_session=True, **pipes, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 @pytest.mark.parametrize(
