@@ -1,5 +1,6 @@
 """The child process of one lease: ``python -P -m running.child ORDER.json``. It does its nodes and reports as JSON lines."""
 
+import gc
 import importlib
 import json
 import os
@@ -63,6 +64,7 @@ def _work(order: dict[str, Any], events: Events) -> None:
 def main() -> int:
     """Do the order in the file named by the only argument; exit code 0, or 1 after an ``error`` event."""
     die_with_parent()
+    gc.set_threshold(100_000, 50, 50)  # the imports of a training child make millions of objects that stay: 2 s less
     order = json.loads(Path(sys.argv[1]).read_text())
     hide_other_checkouts(Path(order["snapshot"]))
     events = Events(order["events"])
