@@ -109,6 +109,7 @@ def _run(settings: Any, as_json: bool) -> int:
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "eyas")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # an ephemeral server is cut off at its end, and says so
     logging.getLogger("eyas").info(
         "starting Prefect%s", "" if os.environ.get("PREFECT_API_URL") else " with a server of its own"
     )
