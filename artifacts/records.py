@@ -1,20 +1,24 @@
-"""Records: key -> references, with the lineage. They outlive the blobs that they name. Aliases name a reference for people."""
+"""Records: key -> references, with the lineage. They outlive the blobs that they name."""
 
 import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.disk import checked, unchecked, write_atomically
 from artifacts.key import Parts, differing
 from artifacts.manifest import Ref
-from artifacts.store import write_atomically
 
 _KIN = 256  # newest records of a stage that are compared when a miss is explained
+_ONCE = ("synthesis", "training")  # what could not be made again before records said so themselves
 
 
 class Record(BaseModel):
-    """What a node gave. ``parts`` are those of the key; ``lineage`` says how, when and on what it was made."""
+    """What a node gave. ``parts`` are those of the key; ``lineage`` says how, when and on what it was made.
+
+    ``check`` stands in the file only: the BLAKE3 of its other bytes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,6 +28,20 @@ class Record(BaseModel):
     parts: Parts
     outputs: dict[str, Ref]
     lineage: dict[str, Any]
+    check: str | None = Field(None, exclude=True, repr=False)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the node would give the same bytes again."""
+        return bool(self.lineage.get("reproducible", self.stage not in _ONCE))
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file; ``ValueError`` when it is torn, was changed or does not belong there."""
+    record = Record.model_validate_json(unchecked(path.read_bytes()))
+    if (record.stage, record.key) != (path.parent.name, path.stem):
+        raise ValueError(f"it is the record of {record.stage} {record.key[:12]}")
+    return record
 
 
 class Records:
@@ -40,14 +58,17 @@ class Records:
     def get(self, stage: str, key: str) -> Record | None:
         """The record of ``key``; a torn or foreign file counts as none."""
         try:
-            record = Record.model_validate_json(self.path(stage, key).read_bytes())
-        except (FileNotFoundError, ValidationError):
+            return read_record(self.path(stage, key))
+        except (FileNotFoundError, ValueError):
             return None
-        return record if record.key == key and record.stage == stage else None
+
+    def paths(self) -> list[Path]:
+        """The files of all records, by stage and key."""
+        return sorted(self.root.glob("*/[!.]*.json"))
 
     def put(self, record: Record) -> None:
         """Write a record durably."""
-        write_atomically(self.path(record.stage, record.key), record.model_dump_json(indent=1).encode())
+        write_atomically(self.path(record.stage, record.key), checked(record.model_dump_json(indent=1).encode()))
         self._recent.pop(record.stage, None)
 
     def recent(self, stage: str) -> list[Record]:
