@@ -77,7 +77,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(path: Path, shared: bool = False, wait: bool = True) -> Iterator[None]:
-    """Hold a flock on ``path``, between threads as between processes; ``BlockingIOError`` where it is taken and not waited for."""
+    """Hold a flock on ``path``, between threads as between processes.
+
+    ``BlockingIOError`` where it is taken and ``wait`` is false.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -39,9 +39,9 @@ class Lineage:
         for digest in dict.fromkeys(blobs_read(record)):
             self.readers.setdefault(digest, []).append(record)
 
-    def ancestors(self, digests: Iterable[str]) -> list[Record]:
-        """The records that led to artifacts, their makers first; each once."""
-        return self._walk(digests, self.makers, blobs_read)
+    def ancestors(self, digests: Iterable[str], without: tuple[str, ...] = ()) -> list[Record]:
+        """The records that led to artifacts, their makers first; each once. Inputs named in ``without`` are not followed."""
+        return self._walk(digests, self.makers, lambda record: blobs_read(record, without))
 
     def descendants(self, digests: Iterable[str]) -> list[Record]:
         """The records that read artifacts, or what was made of them; each once."""
@@ -62,8 +62,8 @@ class Lineage:
         return list(found.values())
 
 
-def blobs_read(record: Record) -> Iterator[str]:
-    """The digests of the artifacts that a node read."""
-    for source in record.lineage.get("inputs", {}).values():
-        if source.get("blob"):
+def blobs_read(record: Record, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """The digests of the artifacts that a node read, but for the inputs named in ``without``."""
+    for name, source in record.lineage.get("inputs", {}).items():
+        if source.get("blob") and name not in without:
             yield source["blob"]

@@ -159,8 +159,8 @@ class Store:
             used, size = self.used_bytes(), sealed.manifest.size
             if used + size > self.max_bytes:
                 raise UserError(
-                    f"{sealed.ref.kind} {sealed.ref.digest[:12]} of {size:,} bytes would take the store {self.root}, which holds "
-                    f"{used:,}, past store.max_bytes = {self.max_bytes:,}: see what `eyas gc SETTINGS.yaml` would free, or "
+                    f"{sealed.ref.kind} {sealed.ref.digest[:12]} of {size:,} bytes would take the store {self.root} of "
+                    f"{used:,} past store.max_bytes = {self.max_bytes:,}: see what `eyas gc SETTINGS.yaml` would free, or "
                     "raise the limit"
                 )
             yield
@@ -176,13 +176,12 @@ class Store:
         with self._changing(digest):
             self._clear(self.folder(digest))
 
-    def put_aside(self, digest: str) -> Path:
-        """Move a damaged blob out of the way, so that it does not exist any more; returns where it lies now."""
-        aside = self.root / "damaged" / f"{digest}-{uuid.uuid4().hex[:8]}"
-        with self._changing(digest):
-            aside.parent.mkdir(exist_ok=True)
-            os.rename(self.folder(digest), aside)
-            sync_folder(self.folder(digest).parent)
+    def put_aside(self, path: Path) -> Path:
+        """Move something damaged out of the way, so that it does not exist any more; returns where it lies now."""
+        aside = self.root / "damaged" / f"{path.name}.{uuid.uuid4().hex[:8]}"
+        aside.parent.mkdir(exist_ok=True)
+        os.rename(path, aside)
+        sync_folder(path.parent)
         return aside
 
     def sweep(self) -> None:

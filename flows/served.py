@@ -34,7 +34,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     say_plan(settings, host, snapshot)
     pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
     walk = host.walk(snapshot)
-    with host.store.workspace() as workspace:
+    with host.noted_run(run_folder.name, settings.name, walk), host.store.workspace() as workspace:
         execution = Execution(walk, host.state, run_folder, pool, workspace)
         try:
             made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)

@@ -163,6 +163,7 @@ class Execution:
                 "python": platform.python_version(),
                 "git_commit": self._commit,
                 "tokens": event["tokens"],
+                "reproducible": order.node.stage.reproducible,
             },
         )
         self.walk.records.put(record)

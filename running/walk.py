@@ -26,6 +26,7 @@ class Step:
     tokens: int = 0
     output_bytes: int = 0
     estimate: float | None = None
+    key: str | None = None
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Walk:
         key = key_of(parts)
         record = self.records.get(node.stage.name, key)
         step = Step(node.stage.name, node.name, "hit" if record else "run", tokens=node.tokens, output_bytes=node.output_bytes)
+        step.key = key
         if record:
             step.digest = digest_of(record.outputs)
         else:
