@@ -20,8 +20,9 @@ def id_digest(name: str) -> str:
 
 def read_forgotten(path: Path) -> dict[str, list[str]]:
     """The map in a file; ``ValueError`` when it is torn or was changed."""
-    sources = json.loads(unchecked(path.read_bytes()))["sources"]
-    if not all(_HEX.match(digest) for source, digests in sources.items() for digest in (source, *digests)):
+    value = json.loads(unchecked(path.read_bytes()))
+    sources = value["sources"] if isinstance(value, dict) and set(value) == {"sources"} else None
+    if not isinstance(sources, dict) or not all(_HEX.match(digest) for source, digests in sources.items() for digest in (source, *digests)):
         raise ValueError("it holds something that is no digest")
     return {source: sorted(digests) for source, digests in sources.items()}
 
@@ -40,7 +41,7 @@ class Forgotten:
             self.sources = read_forgotten(self.path)
         except FileNotFoundError:
             self.sources = {}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, TypeError):
             raise UserError(
                 f"{self.path} is damaged, and without it forgotten conversations would come back: restore it from a copy"
             ) from None

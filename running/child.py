@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def main() -> int:
     try:
         _work(order, events)
     except BaseException as error:  # whatever it is, the parent must hear of it
-        traceback.print_exc()
+        with suppress(OSError):  # its log may lie on a full disk
+            traceback.print_exc()
         if is_full(error) and not isinstance(error, UserError):
             error = full_disk(getattr(error, "filename", None) or ", ".join(order["closed"]))
         kind = "user" if isinstance(error, UserError) else type(error).__name__

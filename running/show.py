@@ -91,10 +91,10 @@ def _neighbours(lineage: Lineage, digest: str, up: bool) -> Iterator[tuple[str, 
         return
     for record in lineage.makers.get(digest, []):
         for name, source in record.lineage.get("inputs", {}).items():
-            ref = lineage.refs.get(source["blob"] or "")
             makers = lineage.makers.get(source["blob"] or "", [])
-            if ref:
-                yield f", {node_of(makers[0])}", ref.kind, makers[0].stage, ref.digest
+            if makers:
+                made = lineage.refs[source["blob"]]
+                yield f", {node_of(makers[0])}", made.kind, makers[0].stage, made.digest
             else:
                 yield f", {source['path'] or 'no record'}", name.partition(".")[0], "", source["blob"] or source["digest"]
 
