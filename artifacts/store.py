@@ -191,8 +191,10 @@ class Store:
                 with open(folder / ".lock", "rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
-            except (FileNotFoundError, BlockingIOError):
+            except BlockingIOError:
                 continue
+            except FileNotFoundError:  # its process was removing it: a workspace appears with its lock inside
+                shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.root / "tmp").glob("new.*"):
             try:
                 if time.time() - folder.stat().st_mtime > _HALF_MADE:
