@@ -176,7 +176,7 @@ def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) 
     sources = {source: forgotten.of(source) for source in {*known, *forgotten.sources, *found.sources}}
     rewritten = {digest: rewrite(store, copy, rows, lineage) for digest, (copy, rows) in found.copies.items()}
     for old, ref in rewritten.items():
-        sources[ref.digest] = sources[old]
+        sources.setdefault(ref.digest, sources[old])
     forgotten.put({source: [*digests, *found.sources.get(source, ())] for source, digests in sources.items()})
     for old, ref in rewritten.items():
         for record in lineage.makers.get(old, []):

@@ -97,12 +97,9 @@ def test_folders_without_manifest_and_dead_workspaces_go(tmp_path: Path) -> None
 
 def test_nothing_is_collected_beside_a_run(tmp_path: Path) -> None:
     store, entered = Store(tmp_path), threading.Event()
-    with store.in_use(), Store(tmp_path).in_use():
-        with (
-            pytest.raises(UserError, match=r"a run uses the store .*: start `eyas gc` again when it has ended$"),
-            store.alone("gc"),
-        ):
-            pass
+    sentence = r"a run uses the store .*: start `eyas gc` again when it has ended$"
+    with store.in_use(), Store(tmp_path).in_use(), pytest.raises(UserError, match=sentence), store.alone("gc"):
+        pass
 
     def run() -> None:
         with store.in_use():

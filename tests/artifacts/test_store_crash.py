@@ -122,7 +122,7 @@ def test_killed_at_every_step_of_a_commit(folder: Path, before: str) -> None:
 def test_killed_at_random_times(folder: Path) -> None:
     chance, finished = random.Random(7), 0
     for trial in range(RANDOM_KILLS):
-        root = folder / str(trial // 25)
+        root = folder / str(trial // 5)
         reading, writing = os.pipe()
 
         def work(root: Path = root, trial: int = trial, writing: int = writing) -> None:
