@@ -181,12 +181,12 @@ def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) 
     for old, ref in rewritten.items():
         for record in lineage.makers.get(old, []):
             records.put(pointing_at(record, old, ref, len(found.copies[old][1])))
+    for digest in found.copies:  # first, while the masks still say which of its rows were counted
+        store.delete(digest)
     for kind in (*_ORDER, "loss_masks"):
         for blob in found.blobs.values():
             if blob.kind == kind:
                 store.delete(blob.digest)
-    for digest in found.copies:
-        store.delete(digest)
 
 
 def rewrite(store: Store, copy: Blob, rows: dict[str, int], lineage: Lineage) -> Ref:

@@ -21,10 +21,11 @@ def id_digest(name: str) -> str:
 def read_forgotten(path: Path) -> dict[str, list[str]]:
     """The map in a file; ``ValueError`` when it is torn or was changed."""
     value = json.loads(unchecked(path.read_bytes()))
-    sources = value["sources"] if isinstance(value, dict) and set(value) == {"sources"} else None
-    if not isinstance(sources, dict) or not all(_HEX.match(digest) for source, digests in sources.items() for digest in (source, *digests)):
+    if not isinstance(value, dict) or set(value) != {"sources"} or not isinstance(value["sources"], dict):
+        raise ValueError("it holds no map of sources")
+    if not all(_HEX.match(digest) for source, digests in value["sources"].items() for digest in (source, *digests)):
         raise ValueError("it holds something that is no digest")
-    return {source: sorted(digests) for source, digests in sources.items()}
+    return {source: sorted(digests) for source, digests in value["sources"].items()}
 
 
 class Forgotten:
