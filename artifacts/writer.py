@@ -12,6 +12,8 @@ from blake3 import blake3
 from artifacts.disk import sync_folder, telling_full
 from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Ref
 
+_AHEAD = 16 << 20  # bytes after which the system is told to begin writing, so that the disk works while the next are hashed
+
 
 class HashedFile:
     """A binary file that is hashed while it is written. ``UserError`` where the disk is full."""
@@ -22,7 +24,7 @@ class HashedFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - closed by close()
         self._hasher = blake3()
-        self.size = 0
+        self.size = self._begun = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append ``data``; returns its length in bytes."""
@@ -30,8 +32,16 @@ class HashedFile:
         self._hasher.update(view)
         with telling_full(self.path.parent):
             self._file.write(view)
-        self.size += view.nbytes
+            self.size += view.nbytes
+            if self.size - self._begun >= _AHEAD:
+                self._begin_writing()
         return view.nbytes
+
+    def _begin_writing(self) -> None:
+        """Linux starts to write a range that is said to be needed no more; pages that are not on the disk yet stay."""
+        self._file.flush()
+        os.posix_fadvise(self._file.fileno(), self._begun, self.size - self._begun, os.POSIX_FADV_DONTNEED)
+        self._begun = self.size
 
     def flush(self) -> None:
         """Hand buffered bytes to the system."""
