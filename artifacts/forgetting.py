@@ -7,6 +7,7 @@ that no other shard moves. The record that made the copy then names the new one,
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -57,7 +58,7 @@ class Search:
     def __init__(self, store: Store, lineage: Lineage, ids: Iterable[str]) -> None:
         self.store, self.lineage = store, lineage
         self.found = Forgetting(sorted(set(ids)))
-        self._marks = [mark for one in self.found.ids for mark in _marks(one)]
+        self._marks = [mark for one in self.found.ids for mark in marks(one)]
         self._digests = {one: id_digest(one) for one in self.found.ids}
         self._hashes: set[str] = set()
 
@@ -153,8 +154,8 @@ class Search:
         return sum(row.get("hash") in self._hashes and row["id"] not in self._digests for row in rows)
 
 
-def _marks(name: str) -> set[bytes]:
-    """How an id stands in JSON."""
+def marks(name: str) -> set[bytes]:
+    """How an id may stand in a JSON file."""
     return {json.dumps(name, ensure_ascii=ascii).encode("utf-8", "surrogatepass") for ascii in (True, False)}
 
 
@@ -181,6 +182,7 @@ def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) 
     for old, ref in rewritten.items():
         for record in lineage.makers.get(old, []):
             records.put(pointing_at(record, old, ref, len(found.copies[old][1])))
+    shutil.rmtree(store.root / "damaged", ignore_errors=True)  # what was put aside may hold them, too
     for digest in found.copies:  # first, while the masks still say which of its rows were counted
         store.delete(digest)
     for kind in (*_ORDER, "loss_masks"):

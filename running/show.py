@@ -33,7 +33,7 @@ def described(host: Host, lineage: Lineage, digest: str) -> str:
     for record in lineage.makers.get(digest, []):
         lines += _maker(record, digest)
     for title, up in (("came from", True), ("led to", False)):
-        tree = list(_tree(host, lineage, digest, up, 1, {digest}))
+        tree = list(_tree(lineage, digest, up, 1, {digest}))
         lines += ["", title, *(tree or ["  nothing that the records know"])]
     return "\n".join(lines)
 
@@ -64,8 +64,8 @@ def _maker(record: Record, digest: str) -> list[str]:
     return lines
 
 
-def _tree(host: Host, lineage: Lineage, digest: str, up: bool, depth: int, seen: set[str]) -> Iterator[str]:
-    """Artifacts one step away and what lies behind them, indented; each is opened once."""
+def _tree(lineage: Lineage, digest: str, up: bool, depth: int, seen: set[str]) -> Iterator[str]:
+    """Artifacts one step away and what lies behind them, indented; each stands where it is met first."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for text, kind, stage, other in _neighbours(lineage, digest, up):
         group = groups.setdefault((kind, stage), [])
@@ -73,11 +73,10 @@ def _tree(host: Host, lineage: Lineage, digest: str, up: bool, depth: int, seen:
             group.append((text, other))
     for (kind, _), group in groups.items():
         for text, other in group[:_SHOWN]:
-            again = other in seen
-            seen.add(other)
-            yield f"{'  ' * depth}{kind} {other[:12]}{text}{' (see above)' if again else ''}"
-            if not again:
-                yield from _tree(host, lineage, other, up, depth + 1, seen)
+            if other not in seen:
+                seen.add(other)
+                yield f"{'  ' * depth}{kind} {other[:12]}{text}"
+                yield from _tree(lineage, other, up, depth + 1, seen)
         if group[_SHOWN:]:
             yield f"{'  ' * depth}and {len(group) - _SHOWN:,} more {kind}"
 

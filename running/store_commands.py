@@ -131,16 +131,26 @@ def forget(settings: Any, parsed: Namespace) -> int:
         if found.nothing:
             print("nothing in the store holds it any more")
             return 0
+        _say_elsewhere(host, found)
         if getattr(settings.store, "mirror", None):
             print(f"mirror   {settings.store.mirror} keeps its copies of the blobs above: remove them there")
-        for path in sorted(found.files):
-            print(f"file     {path} is yours and stays as it is: the rows are left out when it is read")
         if parsed.yes:
             forgetting.forget(host.store, host.records, lineage, found)
             print("forgotten; the next run makes the shards above again without it, and nothing else")
         else:
             print("nothing was changed: start it again with --yes to forget it")
     return 0
+
+
+def _say_elsewhere(host: Host, found: forgetting.Forgetting) -> None:
+    """What lies outside the store and stays."""
+    for path in sorted(found.files):
+        print(f"file     {path} is yours and stays as it is: the rows are left out when it is read")
+    marks = [mark.strip(b'"') for name in found.ids for mark in forgetting.marks(name)]
+    for report in sorted((host.state / "reports").rglob("*.md")):
+        data = report.read_bytes()
+        if any(mark in data for mark in marks):
+            print(f"report   {report} names it and stays: remove it where it shows text")
 
 
 def _say_forgetting(found: forgetting.Forgetting) -> None:
