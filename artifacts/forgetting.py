@@ -22,6 +22,7 @@ from artifacts.records import Record, Records
 from artifacts.store import ArtifactWriter, BlobMissing, Store
 
 SAMPLES, CONVERSATIONS = "samples.jsonl", "conversations.jsonl"
+MAX_LENGTH = "setting corpus.max_length"  # as the key of a corpus names it
 _HOLD = ("hidden_states", "state_stats", "shard_check")  # made of one shard's samples
 _NAME = ("rejects", "shard_check", "validation_report", "quarantine")  # may name a sample's id
 _ORDER = ("hidden_states", "state_stats", "shard_check", "validation_report", "quarantine", "rejects", "token_shard")
@@ -59,6 +60,7 @@ class Search:
         self.store, self.lineage = store, lineage
         self.found = Forgetting(sorted(set(ids)))
         self._marks = [mark for one in self.found.ids for mark in marks(one)]
+        self._bare = [mark.strip(b'"') for mark in self._marks]  # an id may be a number in a conversations file
         self._digests = {one: id_digest(one) for one in self.found.ids}
         self._hashes: set[str] = set()
 
@@ -78,7 +80,7 @@ class Search:
                 self._copy(blob, self._rows(folder / CONVERSATIONS))
             elif blob.kind in _NAME and any(self._names(folder / entry.path) for entry in manifest.files):
                 self.found.blobs[blob.digest] = blob
-        self._uncounted()
+        self._counted()
         self._trained_on()
         self.found.twins = sum(self._twins(self.store.folder(blob.digest) / SAMPLES) for blob in masks)
         done = Forgotten(self.store.root).everything
@@ -91,7 +93,7 @@ class Search:
         return any(mark in data for mark in self._marks)
 
     def _rows(self, path: Path) -> list[dict[str, Any]]:
-        return [row for row in _json_lines(path, self._marks) if str(row.get("id")) in self._digests]
+        return [row for row in _json_lines(path, self._bare) if str(row.get("id")) in self._digests]
 
     def _masks(self, blob: Blob, path: Path) -> None:
         rows = self._rows(path)
@@ -135,10 +137,14 @@ class Search:
             self.found.copies[blob.digest] = blob, {str(row["id"]): _tokens(row) for row in rows}
             self.found.sources.setdefault(blob.digest, set()).update(self._digests[str(row["id"])] for row in rows)
 
-    def _uncounted(self) -> None:
-        """Rows of a copy that became no sample, though the copy was cut into shards: they moved no cut."""
+    def _counted(self) -> None:
+        """The tokens of a row as they counted where shards were cut: no more than a sample may have, none of a row that
+        became no sample."""
         for digest, (_, rows) in self.found.copies.items():
-            outputs = [ref for record in self.lineage.readers.get(digest, []) for ref in record.outputs.values()]
+            readers = sorted(self.lineage.readers.get(digest, []), key=lambda record: str(record.lineage.get("finished", "")))
+            longest = [record.parts[MAX_LENGTH] for record in readers if MAX_LENGTH in record.parts][-1:]
+            rows |= {one: min(count, *map(int, longest), count) for one, count in rows.items()}
+            outputs = [ref for record in readers for ref in record.outputs.values()]
             if any(ref.kind == "loss_masks" and self.store.has(ref.digest) for ref in outputs):
                 rows |= {one: 0 for one in rows if one not in self.found.samples}
 

@@ -7,6 +7,7 @@ import pytest
 
 from artifacts.forgetting import CONVERSATIONS, SAMPLES, Forgetting, Search, forget
 from artifacts.forgotten import Forgotten, id_digest
+from artifacts.key import key_of
 from artifacts.lineage import Lineage
 from artifacts.manifest import digest_bytes
 from artifacts.verify import verify
@@ -80,6 +81,19 @@ def test_a_row_that_became_no_sample_moved_no_cut(tmp_path: Path) -> None:
     assert search(made, "t0-again").copies[answers.digest][1] == {"t0-again": 6}, "not cut yet: it would count"
     add_shard(made, "twice", answers, [[("t0", "p2")]])
     assert search(made, "t0-again", "t0").copies[answers.digest][1] == {"t0": 6, "t0-again": 0}
+    record = made.records.get("corpus", made.keys["corpus twice"])
+    assert record is not None
+    parts = {**record.parts, "setting corpus.max_length": "5"}
+    made.records.put(record.model_copy(update={"parts": parts, "key": key_of(parts)}))
+    assert search(made, "t0").copies[answers.digest][1] == {"t0": 5}, "the longest that a sample may be"
+
+
+def test_an_id_may_be_a_number_in_a_copy(tmp_path: Path) -> None:
+    made = make_pipeline(tmp_path)
+    answers = made.blob(
+        "conversations", {CONVERSATIONS: b'{"id": 17, "prompt_ids": [1], "answer_ids": [2]}\n'}, conversations=1
+    )
+    assert list(search(made, "17").copies) == [answers.digest] and search(made, "1").unknown == ["1"]
 
 
 def test_forgetting_twice_and_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
