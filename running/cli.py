@@ -48,6 +48,7 @@ def _set_up_logging(level: int) -> None:
     handler.addFilter(lambda record: record.name == "eyas" or (record.levelno >= logging.WARNING and record.name not in runs))
     logging.getLogger().addHandler(handler)
     logging.getLogger("eyas").setLevel(level)
+    logging.raiseExceptions = False  # a stopped run may outlive its ephemeral server
 
 
 def _parser() -> argparse.ArgumentParser:

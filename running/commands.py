@@ -27,7 +27,6 @@ def run(settings: Any, parsed: Namespace) -> int:
 
     walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "eyas")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # an ephemeral server is cut off at its end, and says so
