@@ -36,14 +36,15 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     say_plan(settings, host, snapshot)
     pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
     walk = host.walk(snapshot)
-    with host.noted_run(run_folder.name, settings.name, walk), host.store.workspace() as workspace:
-        execution = Execution(walk, host.state, run_folder, pool, workspace)
-        try:
-            made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)
-        except BaseException:
-            execution.children.stop()  # Prefect waits for its threads, and they for their children
-            raise
-    return publish(settings, host, walk, made, run_folder)
+    with host.noted_run(run_folder.name, settings.name, walk):
+        with host.store.workspace() as workspace:
+            execution = Execution(walk, host.state, run_folder, pool, workspace)
+            try:
+                made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)
+            except BaseException:
+                execution.children.stop()  # Prefect waits for its threads, and they for their children
+                raise
+        return publish(settings, host, walk, made, run_folder)
 
 
 def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:
