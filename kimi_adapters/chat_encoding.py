@@ -45,15 +45,15 @@ def encode_turns(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) 
 
     A token is supervised when it begins inside something said.
     """
-    texts: list[str] = []
+    texts: dict[str, int] = {}  # a text that comes again, as system prompts do, is tokenised once
     marks: dict[str, int | None] = {}
     plans = [[(turn.role, _plan(turn.pieces, texts, marks, tokenizer)) for turn in turns] for turns in conversations]
-    encodings = tokenizer.encode_batch(texts)
+    encodings = tokenizer.encode_batch(list(texts))
     return [_assemble(plan, encodings) for plan in plans]
 
 
 def _plan(
-    pieces: Sequence[Piece], texts: list[str], marks: dict[str, int | None], tokenizer: Tokenizer
+    pieces: Sequence[Piece], texts: dict[str, int], marks: dict[str, int | None], tokenizer: Tokenizer
 ) -> list[tuple[int, bool] | _Run]:
     """Marks as (token id, said), and runs of neighbouring text, whose text joins ``texts``."""
     plan: list[tuple[int, bool] | _Run] = []
@@ -61,8 +61,9 @@ def _plan(
 
     def close() -> None:
         if waiting:
-            plan.append(_Run(len(texts), [(len(piece.text), piece.said) for piece in waiting]))
-            texts.append("".join(piece.text for piece in waiting))
+            text = waiting[0].text if len(waiting) == 1 else "".join([piece.text for piece in waiting])
+            number = texts.setdefault(text, len(texts))
+            plan.append(_Run(number, [(len(piece.text), piece.said) for piece in waiting]))
             waiting.clear()
 
     for piece in pieces:
@@ -102,6 +103,8 @@ def _assemble(plan: list[tuple[str, list[tuple[int, bool] | _Run]]], encodings: 
 
 def run_mask(encoding: Any, lengths: list[tuple[int, bool]], count: int) -> list[int]:
     """The mask of a run of ``count`` tokens over pieces of (characters, said)."""
+    if len(lengths) == 1:
+        return [int(lengths[0][1])] * count
     mask: list[int] = []
     position = 0
     for length, said in lengths[:-1]:

@@ -1,6 +1,7 @@
 """Formats of text turns alone: a header, the content, an end token."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from kimi_adapters.chat_encoding import Piece, Turn
 from kimi_adapters.chat_format import ChatFormat, Writes, mark
@@ -32,15 +33,17 @@ class PlainFormat(ChatFormat):
         return written
 
     def opening(self, thinking: bool) -> Turn:
-        return Turn("assistant", self._header("assistant"))
+        return Turn("assistant", list(_header(self.header, "assistant")))
 
     def _turn(self, role: str, content: str) -> Turn:
         said = role == "assistant"
         text = content.strip() if self.strip_content else content
-        return Turn(role, [*self._header(role), Piece(text, said), mark(self.end, said), Piece(self.after)])
+        return Turn(role, [*_header(self.header, role), Piece(text, said), mark(self.end, said), Piece(self.after)])
 
-    def _header(self, role: str) -> list[Piece]:
-        return [mark(part) if part.startswith("<|") else Piece(part.format(role=role)) for part in self.header]
+
+@cache
+def _header(parts: tuple[str, ...], role: str) -> tuple[Piece, ...]:
+    return tuple(mark(part) if part.startswith("<|") else Piece(part.format(role=role)) for part in parts)
 
 
 def _chatml(name: str, default_system: str | None) -> PlainFormat:
