@@ -132,13 +132,9 @@ class Reader:
                 raise Rejected(Reason.NOT_AN_OBJECT)
             if self._choices.trusted and "forgotten_tokens" in row.values:
                 return self._taken_out(row.values)
-            ready = self._ready(row.number, row.values)
+            return [self._ready(row.number, row.values)]
         except Rejected as rejected:
             return [(row.number, rejected.reason)]
-        if not self._seen.add(ready.known.digest):
-            self.counts.duplicates += 1
-            return []
-        return [ready]
 
     def _taken_out(self, row: dict[str, Any]) -> list[_Waiting]:
         """The place of a row that was taken out of a source of ours: its token counts, window by window."""
@@ -200,6 +196,10 @@ class Reader:
             self._reject_row(ready.number, Reason.NOTHING_SUPERVISED)
             return []
         windows, lost = cut(mask, encoded.turns, self._choices.max_length)
+        # Only what could be used makes a later row its duplicate; what is forgotten does, so that no other row moves.
+        if windows and not self._seen.add(ready.known.digest):
+            self.counts.duplicates += 1
+            return []
         if windows and ready.known.id_digest() in self._choices.forgotten:
             self.counts.forgotten += 1
             return [Gap(window.end - window.start) for window in windows]
