@@ -23,13 +23,17 @@ class VerifierSettings(Section):
     )
     directory: str | None = Field(None, description="A Hugging Face directory: config.json, tokenizer.json, safetensors")
     name: str | None = Field(None, description="The name under which it is served, written into the exported draft")
-    chat_format: Literal["chatml", "smollm2", "llama3"] | None = Field(None, description="Empty: found from the chat template")
+    chat_format: Literal["chatml", "smollm2", "llama3", "qwen3", "kimi_k2"] | None = Field(
+        None, description="Empty: found from the chat template"
+    )
 
 
 class DataSettings(Section):
     """What the draft learns from."""
 
-    conversations: list[str] = Field([], description="JSONL files of conversations, as role/content or from/value")
+    conversations: list[str] = Field(
+        [], description="Files of conversations, or folders of them: JSONL (also in gzip or zstd) and Parquet"
+    )
     prompts: list[str] = Field([], description="JSONL files of prompts that the verifier answers first")
 
 
@@ -45,7 +49,7 @@ class SynthesisSettings(Section):
 class CorpusSettings(Section):
     """How conversations become tokens."""
 
-    max_length: int = Field(2048, gt=1, description="Longest sample in tokens; longer ones are rejected")
+    max_length: int = Field(2048, gt=1, description="Longest sample in tokens; longer conversations are cut into windows")
     shard_tokens: int = Field(8192, gt=1, description="A token shard is cut when it has reached this many tokens")
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of conversations kept for evaluation")
 
