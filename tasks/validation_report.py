@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tasks.checked_corpus import CheckedCorpus
+from tasks.markdown import markdown_table
 from tasks.sample_decisions import Drop, NormLimits, Reason
 
 NORMS, SUPERVISED, SLICES, REASONS = "norms.png", "supervised.png", "slices.png", "reasons.png"
@@ -51,29 +52,40 @@ def _norms(corpus: CheckedCorpus, name: str, limit: NormLimits) -> dict[str, flo
 
 
 def _slices(corpus: CheckedCorpus, aside: np.ndarray, out: np.ndarray) -> Iterator[dict[str, Any]]:
-    """A row a slice: by dimension, the larger first."""
+    """A row a slice: by dimension, the larger first. One pass over the samples a dimension, however many values it has."""
+    arrays = corpus.arrays
+    scored = arrays["scored"].astype(np.float64)
+    summed = {
+        "samples": np.ones(len(corpus)),
+        **{name: arrays[name] for name in ("tokens", "supervised", "scored", "agreed")},
+        "log_prob": np.nan_to_num(arrays["score"].astype(np.float64)) * scored,
+        "quarantined": aside,
+        "dropped": out,
+    }
     for column, (name, values) in enumerate(corpus.tables.items()):
-        codes = corpus.arrays["slices"][:, column]
-        rows = [_slice(f"{name}={value}", corpus, codes == place, aside, out) for place, value in enumerate(values)]
+        codes = arrays["slices"][:, column] + 1  # 0: has no such slice
+        sums = {key: np.bincount(codes, each, len(values) + 1)[1:].tolist() for key, each in summed.items()}
+        rows = [
+            _slice(f"{name}={value}", {key: each[place] for key, each in sums.items()}) for place, value in enumerate(values)
+        ]
         yield from sorted(rows, key=lambda row: -row["supervised"])
 
 
-def _slice(name: str, corpus: CheckedCorpus, chosen: np.ndarray, aside: np.ndarray, out: np.ndarray) -> dict[str, Any]:
+def _slice(name: str, sums: dict[str, float]) -> dict[str, Any]:
+    agreed, log_prob = sums.pop("agreed"), sums.pop("log_prob")
+    scored = sums["scored"]
     return {
         "slice": name,
-        "samples": int(chosen.sum()),
-        "tokens": int(corpus.arrays["tokens"][chosen].sum()),
-        "supervised": int(corpus.arrays["supervised"][chosen].sum()),
-        **corpus.means(chosen),
-        "quarantined": int((chosen & aside).sum()),
-        "dropped": int((chosen & out).sum()),
+        **{key: int(value) for key, value in sums.items()},
+        "score": round(log_prob / scored, 4) if scored else None,
+        "agreement": round(agreed / scored, 4) if scored else None,
     }
 
 
 def put_aside(
     corpus: CheckedCorpus, reasons: Mapping[Reason, np.ndarray], dropped: Mapping[Drop, np.ndarray]
 ) -> Iterator[bytes]:
-    """A JSON line for each sample that is left out: shard, the digest of its ids, number, id, reasons, and what was measured."""
+    """A JSON line for each sample that is left out: its shard and the digest of that's ids, number, id, reasons, measures."""
     out = np.logical_or.reduce([*reasons.values(), *dropped.values()])
     shard, ids = -1, []
     for place in np.flatnonzero(out):
@@ -115,7 +127,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         "## State norms",
         "",
-        *table(
+        markdown_table(
             ["state", "median", "limits", "found", "deviation"],
             [
                 [
@@ -138,7 +150,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         *(["![score and agreement by slice](" + SLICES + ")", ""] if report["slices"] else []),
         "## Slices",
         "",
-        *slice_table(report["slices"]),
+        slice_table(report["slices"]),
         "",
         f"![supervised tokens a sample]({SUPERVISED})",
         "",
@@ -155,10 +167,10 @@ def _scored(what: str, means: Mapping[str, Any]) -> str:
     )
 
 
-def slice_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of markdown: counts, score, agreement and what was put aside by slice."""
+def slice_table(rows: list[dict[str, Any]]) -> str:
+    """Counts, score, agreement and what was put aside by slice, in markdown."""
     if not rows:
-        return ["The samples carry no slices."]
+        return "The samples carry no slices."
     cells = [
         [
             row["slice"],
@@ -170,12 +182,5 @@ def slice_table(rows: list[dict[str, Any]]) -> list[str]:
         for row in rows[:_MOST_ROWS]
     ]
     head = ["slice", "samples", "tokens", "supervised", "score", "agreement", "quarantined", "dropped"]
-    more = len(rows) - len(cells)
-    return [*table(head, cells), *(["", f"{more:,} more slices are in report.json."] if more else [])]
-
-
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of a table in GitHub's markdown; a bar inside a cell is escaped."""
-    return [
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, ["---"] * len(header), *rows]
-    ]
+    more = f"\n\n{len(rows) - len(cells):,} more slices are in report.json." if len(rows) > len(cells) else ""
+    return markdown_table(head, cells) + more
