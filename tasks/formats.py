@@ -31,10 +31,10 @@ def read_masks(folder: Path) -> tuple[np.ndarray, list[dict[str, Any]]]:
     return read_array(TensorFile(folder / MASKS), "loss_mask"), samples
 
 
-def state_rows(file: TensorFile, name: str, start: int, stop: int) -> np.ndarray:
-    """Rows of a state as F32 [stop - start, H], whatever its dtype (BF16 is the upper half of an F32); no other row is read."""
+def state_rows(file: TensorFile, name: str, rows: slice | np.ndarray) -> np.ndarray:
+    """Rows of a state as F32 [k, H], whatever its dtype (BF16 is the upper half of an F32); no other row is read."""
     entry = file.entry(name)
     if entry.dtype == "BF16":
-        raw = np.frombuffer(file.bytes(name), np.uint16).reshape(entry.shape)[start:stop]
+        raw = np.frombuffer(file.bytes(name), np.uint16).reshape(entry.shape)[rows]
         return (raw.astype(np.uint32) << 16).view(np.float32)
-    return read_array(file, name)[start:stop]
+    return np.array(read_array(file, name)[rows])

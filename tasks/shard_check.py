@@ -72,7 +72,7 @@ def check_shard(data: ShardData, digest: str, head: Head, read_share: float) -> 
     """Check a shard whose ids have ``digest``; of the states the rows of a share of samples are read."""
     chosen = chosen_samples(digest, len(data.samples), read_share)
     stale = _differs_from_stats(data, np.flatnonzero(chosen))
-    scores, evidence = _score(data, np.flatnonzero(chosen & data.finite()), head)
+    scores, evidence = _score(data, chosen & data.finite(), head)
     faults = [*evidence.faults(), *([Fault.STALE] if stale else [])]
     owner = np.repeat(np.arange(len(data.samples)), np.diff(data.offsets))
     foreign = np.bincount(owner, (data.ids < 0) | (data.ids >= head.vocab_size), len(data.samples))
@@ -112,39 +112,40 @@ def _differs_from_stats(data: ShardData, samples: Sequence[int] | np.ndarray) ->
 
 def _rows(data: ShardData, name: str, start: int, stop: int) -> Iterator[np.ndarray]:
     for place in range(start, stop, ROWS):
-        yield np.array(state_rows(data.states, name, place, min(place + ROWS, stop)))
+        yield state_rows(data.states, name, slice(place, min(place + ROWS, stop)))
     if start == stop:
         yield np.zeros((0, 1), np.float32)
 
 
-def _score(data: ShardData, samples: np.ndarray, head: Head) -> tuple[dict[str, np.ndarray], Evidence]:
-    """Score the supervised tokens of ``samples`` under the stored last states; row r predicts token r + 1."""
+def _score(data: ShardData, chosen: np.ndarray, head: Head) -> tuple[dict[str, np.ndarray], Evidence]:
+    """Score the supervised tokens of the chosen samples under the stored last states; row r predicts token r + 1."""
     count = len(data.samples)
-    log_prob, agreed, scored = np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    owner = np.repeat(np.arange(count), np.diff(data.offsets))
+    predicted = np.append((data.mask[1:] > 0) & (owner[1:] == owner[:-1]) & chosen[owner[1:]], False)
+    known = (data.ids >= 0) & (data.ids < head.vocab_size)
+    rows = np.flatnonzero(predicted & np.append(known[1:], False))
+    log_prob, agreed = np.zeros(count), np.zeros(count, np.int64)
     evidence = Evidence()
-    for number in samples:
-        start, stop = data.spans[number]
-        for place in range(start, stop - 1, ROWS):
-            last = min(place + ROWS, stop - 1)
-            rows = place + np.flatnonzero(data.mask[place + 1 : last + 1])
-            rows = rows[(data.ids[rows + 1] >= 0) & (data.ids[rows + 1] < head.vocab_size)]
-            if len(rows):
-                states = state_rows(data.states, "last", place, last)[rows - place]
-                part, hits = _score_rows(torch.from_numpy(np.array(states)), data.ids, rows, stop, head)
-                log_prob[number], agreed[number] = log_prob[number] + part.log_prob, agreed[number] + hits
-                scored[number] += len(rows)
-                evidence += part
+    for place in range(0, len(rows), ROWS):
+        mine = rows[place : place + ROWS]
+        part, log_probs, hits = _score_rows(data, owner, mine, head)
+        log_prob += np.bincount(owner[mine], log_probs, count)
+        agreed += np.bincount(owner[mine], hits, count).astype(np.int64)
+        evidence += part
+    scored = np.bincount(owner[rows], minlength=count)
     score = np.where(scored > 0, log_prob / np.maximum(scored, 1), np.nan)
     return {"score": score.round(6).astype(np.float32), "agreed": agreed, "scored": scored}, evidence
 
 
-def _score_rows(states: torch.Tensor, ids: np.ndarray, rows: np.ndarray, stop: int, head: Head) -> tuple[Evidence, int]:
-    """The evidence of some rows of a sample that ends before ``stop``, and how many likeliest tokens are the text's."""
-    targets = ids[rows + 1].astype(np.int64)
+def _score_rows(data: ShardData, owner: np.ndarray, rows: np.ndarray, head: Head) -> tuple[Evidence, np.ndarray, np.ndarray]:
+    """The evidence of some rows; for each the log-probability of the next token, and whether it is the likeliest."""
+    states = torch.from_numpy(state_rows(data.states, "last", rows))
+    targets = data.ids[rows + 1].astype(np.int64)
     found = head.score(states, torch.from_numpy(targets))
     choices = found.choices.numpy()
-    inner = rows + 2 < stop  # every shift stays within the sample
-    back, here, ahead = (int((choices[inner] == ids[rows[inner] + 1 + shift]).sum()) for shift in SHIFTS)
+    beyond = np.minimum(rows + 2, len(data.ids) - 1)
+    inner = (beyond == rows + 2) & (owner[beyond] == owner[rows])  # every shift stays within the sample
+    back, here, ahead = (int((choices[inner] == data.ids[rows[inner] + 1 + shift]).sum()) for shift in SHIFTS)
     evidence = Evidence(
         rows=len(rows),
         compared=int(inner.sum()),
@@ -155,7 +156,7 @@ def _score_rows(states: torch.Tensor, ids: np.ndarray, rows: np.ndarray, stop: i
     if evidence.looks_normed:
         bare = head.score(states, torch.from_numpy(targets), normed=True)
         evidence.bare, evidence.log_prob_bare = len(rows), float(bare.log_probs.double().sum())
-    return evidence, int((choices == targets).sum())
+    return evidence, found.log_probs.double().numpy(), choices == targets
 
 
 def _digests(samples: list[dict[str, Any]], name: str) -> np.ndarray:

@@ -13,23 +13,23 @@ from kimi_adapters.weights import Checkpoint
 from tests.projects import TOPICS, conversation
 from tests.tasks.stage_jobs import Bench, Made, Text
 
-ANSWER_TOKENS = 32
-FOREIGN = 6  # samples at the end whose answers are not the verifier's
+ANSWER_TOKENS = 24
+OWN, FOREIGN = 8, 3  # greedy answers of the verifier, then answers that are not its own
 
 
 @pytest.fixture(scope="session")
 def texts(cut_verifier: Path) -> list[Text]:
-    """Twelve greedy answers of the cut verifier, then six answers that it did not give."""
+    """Eight greedy answers of the cut verifier, then three answers that it did not give."""
     tokenizer, form = Tokenizer(cut_verifier), FORMATS["smollm2"]
     model = Verifier(Checkpoint(cut_verifier), device="cpu", dtype=torch.float32)
-    talks = [conversation(topic, number) for number, topic in enumerate(TOPICS[: 12 + FOREIGN])]
+    talks = [conversation(topic, number) for number, topic in enumerate(TOPICS[: OWN + FOREIGN])]
     prompts = [prompt_ids([{"role": "user", "content": question}], tokenizer, form) for question, _ in talks]
-    answers = generate(model, prompts[:12], ANSWER_TOKENS, stop_ids(tokenizer, form))
+    answers = generate(model, prompts[:OWN], ANSWER_TOKENS, stop_ids(tokenizer, form))
     own = [
         Text([*prompt, *answer], [0] * len(prompt) + [1] * len(answer), more={"greedy": True, "slices": {"source": "own"}})
         for prompt, answer in zip(prompts, answers, strict=False)
     ]
-    turns = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in talks[12:]]
+    turns = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in talks[OWN:]]
     return [*own, *(Text(*render(turn, tokenizer, form), more={"slices": {"source": "foreign"}}) for turn in turns)]
 
 

@@ -115,7 +115,7 @@ class Bench:
     def states(self, shard: Made) -> dict[str, np.ndarray]:
         """The stored states, copies that can be changed."""
         file = TensorFile(self.store.folder(shard.states) / STATES)
-        return {name: np.array(state_rows(file, name, 0, entry.shape[0])) for name, entry in file.entries.items()}
+        return {name: state_rows(file, name, slice(None)) for name in file.entries}
 
     def with_states(self, shard: Made, states: dict[str, np.ndarray], stats_too: bool = True) -> Made:
         """The shard with other states, as if extraction had written them; without ``stats_too``, changed since."""
