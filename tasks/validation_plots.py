@@ -72,12 +72,12 @@ def slices_plot(rows: Sequence[dict[str, Any]]) -> bytes:
     places = range(len(shown))
     for axes, name, title in ((left, "score", "mean log-probability"), (right, "agreement", "argmax agreement")):
         bars = axes.barh(places, [row[name] for row in shown], color=BLUE)
-        form = "{:.2f}" if name == "score" else "{:.0%}"
+        form = "{:.2f}" if name == "score" else "{:.1%}"
         axes.bar_label(bars, [form.format(row[name]) for row in shown], padding=3, fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.tick_params(labelsize=8)
-        axes.margins(x=0.18)
-    right.set_xlim(0, 1.18)
+    left.set_xlim(1.25 * min([row["score"] for row in shown], default=-1), 0)
+    right.set_xlim(0, 1.2)
     right.set_xticks([0, 0.5, 1])
     left.set_yticks(places, [f"{row['slice']} ({row['scored']:,} tokens)" for row in shown])
     left.invert_yaxis()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from artifacts.manifest import Ref
 from artifacts.store import ArtifactWriter, Store
 from kimi_adapters.tensor_file import TensorFile, TensorWriter
 from running.job import Job, read_outputs
@@ -54,6 +55,7 @@ class Bench:
         self.store = Store(self.folder / "store")
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True, exist_ok=True)
+        self.refs: dict[str, Ref] = {}
 
     def job(self, entry: Callable[..., None], settings: dict[str, Any], inputs: dict[str, Any], **knobs: Any) -> dict[str, str]:
         """Run an entry on one job; the digests of its committed outputs by name. Inputs are digests, or paths outside."""
@@ -64,16 +66,19 @@ class Bench:
     ) -> list[dict[str, str]]:
         """The same on several jobs, in one call where the stage gathers."""
         events: list[dict[str, Any]] = []
-        made = [self._job(settings, inputs, knobs, events) for inputs in each]
+        made = [self.one_job(settings, inputs, knobs, events) for inputs in each]
         if entry in (hidden_states.compute_passes, validation.compute_shards):
             entry(made)
         else:
             for job in made:
                 entry(job)
         outputs = {e["key"]: read_outputs(json.loads(json.dumps(e))) for e in events if e["event"] == "outputs"}
-        return [{name: self.store.commit(one).digest for name, one in outputs[job.key].items()} for job in made]
+        refs = [{name: self.store.commit(one) for name, one in outputs[job.key].items()} for job in made]
+        self.refs |= {ref.digest: ref for one in refs for ref in one.values()}
+        return [{name: ref.digest for name, ref in one.items()} for one in refs]
 
-    def _job(self, settings: dict[str, Any], inputs: dict[str, Any], knobs: dict[str, Any], events: list[Any]) -> Job:
+    def one_job(self, settings: dict[str, Any], inputs: dict[str, Any], knobs: dict[str, Any], events: list[Any]) -> Job:
+        """A job on inputs; what it sends is appended to ``events``."""
         paths = {name: source if isinstance(source, Path) else self.store.open(source) for name, source in inputs.items()}
         return Job(
             key=uuid.uuid4().hex,

@@ -35,7 +35,7 @@ def inputs_of(bench: Bench, shards: list[Made]) -> dict[str, str]:
 
 
 def test_training_takes_only_what_is_left(bench: Bench, shards: list[Made]) -> None:
-    (job,) = [bench._job({}, inputs_of(bench, shards), {}, [])]
+    job = bench.one_job({}, inputs_of(bench, shards), {}, [])
     out = left_out(job)
     assert {number: set(samples) for number, samples in out.items()} == {0: {0, 1, 3}, 1: {2}, 2: set(range(6))}
     taken = PackedShards(shard_files(job), LAYERS, 64, 3, quarantine=out).pieces

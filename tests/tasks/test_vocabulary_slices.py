@@ -1,11 +1,9 @@
 """Coverage of the draft vocabulary, overall and by slice, on the training side."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from artifacts.manifest import Manifest
 from tasks import vocabulary
 from tests.tasks.stage_jobs import Bench, Text
 
@@ -42,13 +40,10 @@ def test_the_largest_sources_are_kept(bench: Bench) -> None:
 def test_the_stage_states_it_in_its_facts(bench: Bench, texts: list[Text], cut_verifier: Path) -> None:
     shard = bench.shard(texts)
     inputs = {"ids.0": shard.ids, "masks.0": shard.masks, "tokenizer": cut_verifier}
-    events: list[Any] = []
-    job = bench._job({"size": 40, "target_size": 49_152}, inputs, {}, events)
-    vocabulary.compute(job)
-    facts = events[-1]["outputs"]["vocabulary"]["ref"]["facts"]
+    made = bench.job(vocabulary.compute, {"size": 40, "target_size": 49_152}, inputs)
+    facts = bench.refs[made["vocabulary"]].facts
     assert set(facts["coverage_by_slice"]) == {"source=own", "source=foreign"}
     parts = facts["supervised_by_slice"]
     assert sum(parts.values()) == sum(sum(text.mask) for text in texts)
     weighted = sum(facts["coverage_by_slice"][name] * parts[name] for name in parts) / sum(parts.values())
     assert abs(weighted - facts["coverage"]) < 1e-4 and 0 < facts["coverage"] < 1
-    assert Manifest.model_validate(events[-1]["outputs"]["vocabulary"]["manifest"]).files
