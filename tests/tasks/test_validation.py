@@ -1,6 +1,5 @@
 """Each fault, injected into real states of the cut verifier, is found by its name; clean states have none."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -98,9 +97,7 @@ def test_a_fault_of_the_whole_shard_is_named(
     states = bench.states(clean)
     hurt(states, bench.verifier)
     checks = bench.check(bench.with_states(clean, states), clean, read_share=0.3)
-    summaries = [json.loads((bench.store.folder(check) / "check.json").read_text()) for check in checks]
-    assert [summary["faults"] for summary in summaries] == [[fault.name], []]
-    assert bench.merge(checks).report["faults"] == [fault.value]
+    assert [bench.refs[check].facts["faults"] for check in checks] == [[fault.value], []]
 
 
 def test_ids_that_moved_by_one_are_named_as_states_that_did(bench: Bench, texts: list[Text]) -> None:
@@ -110,14 +107,16 @@ def test_ids_that_moved_by_one_are_named_as_states_that_did(bench: Bench, texts:
     for shift, fault in ((1, Fault.EARLY), (-1, Fault.LATE)):
         moved = bench.shard([replace(text, ids=np.roll(text.ids, shift).tolist()) for text in texts])
         moved.states, moved.stats = straight.states, straight.stats
-        assert bench.merge(bench.check(moved)).report["faults"] == [fault.value]
+        (check,) = bench.check(moved, read_share=0.5)
+        assert bench.refs[check].facts["faults"] == [fault.value]
+        assert bench.merge([check]).report["faults"] == [fault.value]
 
 
 def test_states_that_changed_since_they_were_written(bench: Bench, clean: Made) -> None:
     states = bench.states(clean)
     doubled(states, span(bench, clean, HURT))
     changed = bench.with_states(clean, states, stats_too=False)
-    assert bench.merge(bench.check(changed)).report["faults"] == [Fault.STALE.value]
+    assert bench.refs[bench.check(changed)[0]].facts["faults"] == [Fault.STALE.value]
 
 
 def test_a_flipped_bit_is_found_where_all_is_read(bench: Bench, clean: Made) -> None:
@@ -178,7 +177,7 @@ def test_of_the_states_only_the_chosen_samples_are_read(bench: Bench, clean: Mad
     other = bench.with_states(clean, rubbish, stats_too=False)
     checks = bench.check(clean, other, read_share=0.3)
     assert checks[0] == checks[1]
-    assert bench.merge(checks[:1]).report["read"] == chosen.sum()
+    assert bench.refs[checks[0]].facts["read"] == chosen.sum()
 
 
 def test_the_choice_depends_on_the_ids_and_never_is_empty() -> None:
@@ -204,8 +203,9 @@ def test_the_same_shard_gives_the_same_bytes_whatever_its_pass(bench: Bench, cle
     again, other = bench.shard(texts), bench.shard(texts[:3])
     bench.extract(other, again, shards_per_pass=2)
     assert (again.states, again.stats) == (clean.states, clean.stats)
-    assert bench.check(other, again)[1] == bench.check(clean)[0]
-    merged = [bench.merge(bench.check(clean)).digests for _ in range(2)]
+    (check,) = bench.check(clean)
+    assert bench.check(other, again)[1] == check
+    merged = [bench.merge([check]).digests for _ in range(2)]
     assert merged[0] == merged[1], "plots too"
 
 
