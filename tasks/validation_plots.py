@@ -82,7 +82,7 @@ def slices_plot(rows: Sequence[dict[str, Any]]) -> bytes:
     left.set_yticks(places, [f"{row['slice']} ({row['scored']:,} tokens)" for row in shown])
     left.invert_yaxis()
     if not shown:
-        left.set_title("no token was scored", fontsize=10)
+        left.set_title("no slice was scored", fontsize=10)
     return png(figure)
 
 
