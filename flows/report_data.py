@@ -1,15 +1,15 @@
 """The report's sections about data: rows in and out, what was lost, left out and covered, slice by slice."""
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from artifacts.stage import Made
 from artifacts.store import BlobMissing, Store
 from flows.gates import lost_tokens, thin_slices
+from flows.report_texts import quarantined_texts
 from flows.train_draft import DraftRun
-from tasks.formats import ASIDE, REPORT, read_tokens
+from tasks.formats import REPORT
 from tasks.markdown import markdown_table
 from tasks.settings import Settings
 
@@ -20,7 +20,6 @@ _PLOTS = {
     "slices.png": "score and agreement by slice",
 }
 _MOST_ROWS = 40
-_SHOWN_TEXTS, _SHOWN_CHARACTERS = 10, 200
 
 
 def facts_ref(made: Made, name: str) -> Any:
@@ -140,25 +139,3 @@ def slices(rows: list[dict[str, Any]], words: dict[str, Any]) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
-
-
-def quarantined_texts(store: Store, made: DraftRun, folder: Path) -> list[str]:
-    """The first characters of up to ten quarantined samples, decoded from their ids; those whose ids are gone are left out."""
-    from kimi_adapters.tokenizer import Tokenizer
-
-    source = made.verifier.source
-    assert source is not None
-    shown = []
-    try:
-        tokenizer = Tokenizer(store.open(source.ref.digest) if source.ref else str(source.path))
-        with open(folder / ASIDE, encoding="utf-8") as file:
-            lines = (json.loads(line) for line in file)
-            for line in islice((line for line in lines if line["reasons"]), _SHOWN_TEXTS):
-                ids, offsets = read_tokens(store.open(line["ids"]))
-                start, stop = offsets[line["sample"] : line["sample"] + 2]
-                text = tokenizer.decode([int(i) for i in ids[start : min(stop, start + 4 * _SHOWN_CHARACTERS)] if i >= 0])
-                quoted = json.dumps(text[:_SHOWN_CHARACTERS], ensure_ascii=False)
-                shown.append(f"`{line['id']}` ({', '.join(line['reasons'])}):\n\n    {quoted}")
-    except BlobMissing as missing:
-        shown.append(f"{missing}.")
-    return ["### Beginnings of quarantined samples", *shown] if shown else []
