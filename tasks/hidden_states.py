@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from artifacts.stage import Made, Node, Stage
+from artifacts.stage import Node, Stage
 from running.job import Job
-from tasks.formats import STATES, read_tokens
+from tasks.formats import STATES, STATS, read_tokens
 from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
 
@@ -87,6 +87,8 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -
 
     from kimi_adapters.layer_stream import ShardTokens, stream_states
     from kimi_adapters.tensor_file import TensorWriter
+    from tasks.arrays import write_arrays
+    from tasks.state_stats import StateStats
 
     chosen = jobs[0].settings
     names = [*(f"layer.{k}" for k in chosen["layer_ids"]), "last"]
@@ -100,7 +102,10 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -
         for file, (ids, _) in zip(files, tokens, strict=True)
     ]
 
+    stats = [StateStats(offsets) for _, offsets in tokens]
+
     def sink(shard: int, name: str, chunk: torch.Tensor) -> None:
+        stats[shard].add(name, chunk)
         writers[shard].write(name, chunk.contiguous().view(torch.uint8).numpy())
 
     def progress(done: int, total: int) -> None:
@@ -118,12 +123,11 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -
         resident=resident,
         progress=progress,
     )
-    for job, artifact, writer, (ids, _) in zip(jobs, artifacts, writers, tokens, strict=True):
+    for job, artifact, writer, taken, (ids, offsets) in zip(jobs, artifacts, writers, stats, tokens, strict=True):
         writer.close()
-        sealed = artifact.seal(tokens=len(ids), hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
-        job.finish({"states": sealed}, tokens=len(ids))
-
-
-def states_of(made: list[Made]) -> list[Any]:
-    """The states of each shard as inputs."""
-    return [one.input("states") for one in made]
+        states = artifact.seal(tokens=len(ids), hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
+        aside = job.writer("state_stats")
+        with aside.open(STATS) as file:
+            write_arrays(file, taken.arrays)
+        sealed = aside.seal(tokens=len(ids), samples=len(offsets) - 1, not_finite=taken.not_finite)
+        job.finish({"states": states, "stats": sealed}, tokens=len(ids))
