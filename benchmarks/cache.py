@@ -41,10 +41,10 @@ def prepare(folder: Path, api: str, shards: int) -> Project:
     verifier = make_cut_verifier(whole, folder / "cut")
     copy_checkout(folder / "checkout")
     project = make_project(folder / "project", folder / "checkout", verifier, api)
-    for i in range(shards // 3):
+    for i in range(shards * 2 // 9):  # each adds 32 conversations, about 4.6 shards
         write_corpus(project.folder / "a.jsonl", TOPICS, start=1000 + 100 * i)
     project.edit("settings.yaml", "epochs: 2", "epochs: 1")
-    nodes = project.nodes("run", "--set", f"corpus.shard_tokens={512}")
+    nodes = project.nodes("run")
     print(f"prepared: {sum(node['stage'] == 'hidden_states' for node in nodes)} shards, {len(nodes)} nodes", flush=True)
     return project
 

@@ -16,6 +16,7 @@ from running.devices import DevicePool
 from running.execution import Execution
 from running.host import Host
 from running.prefect_executor import PrefectExecutor
+from running.prefect_log import send_log_to_prefect
 from running.snapshot import new_run_folder, take_snapshot
 from running.walk import Walk
 from tasks.settings import Settings
@@ -27,6 +28,7 @@ _THREADS = 64  # tasks at once; they wait for devices, which set the pace
 @flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=_THREADS), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
+    send_log_to_prefect()
     host = open_host(settings)
     host.store.sweep()
     run_folder = new_run_folder(host.state)

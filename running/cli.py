@@ -39,6 +39,7 @@ def _set_up_logging(level: int) -> None:
     handler.addFilter(lambda record: record.name == "eyas" or (record.levelno >= logging.WARNING and record.name not in runs))
     logging.getLogger().addHandler(handler)
     logging.getLogger("eyas").setLevel(level)
+    logging.raiseExceptions = False  # a stopped run may outlive its ephemeral server
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,7 +107,6 @@ def _run(settings: Any, as_json: bool) -> int:
 
     plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "eyas")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # an ephemeral server is cut off at its end, and says so

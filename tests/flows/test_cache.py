@@ -17,15 +17,26 @@ Finished = tuple[Project, list[dict[str, Any]]]
 FOLLOWING = {"training", "acceptance", "export"}
 
 
+def ask(api: str, path: str, body: dict[str, Any]) -> Any:
+    """What Prefect's API answers."""
+    request = urllib.request.Request(f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request, timeout=30))
+
+
+def newest_run(api: str) -> str:
+    """The id of the newest flow run."""
+    return str(ask(api, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]["id"])
+
+
+def own_log_lines(api: str) -> list[str]:
+    """Our own lines in the newest flow run's log, as the UI shows them."""
+    lines = ask(api, "logs/filter", {"logs": {"flow_run_id": {"any_": [newest_run(api)]}}, "limit": 200})
+    return [line["message"] for line in lines if line["name"] == "eyas"]
+
+
 def task_states(api: str) -> dict[str, list[str]]:
     """State names of the newest flow run's task runs, by task run name."""
-
-    def ask(path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        return json.load(urllib.request.urlopen(request, timeout=30))
-
-    flow_run = ask("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
-    tasks = ask("task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+    tasks = ask(api, "task_runs/filter", {"flow_runs": {"id": {"any_": [newest_run(api)]}}})
     states: dict[str, list[str]] = {}
     for task in tasks:
         states.setdefault(task["name"], []).append(task["state"]["name"])
@@ -47,6 +58,7 @@ def test_a_second_run_hits_every_node_and_prefect_shows_it_cached(project: Proje
     assert {state for found in states.values() for state in found} == {"Cached"}
     assert any(name.startswith("hidden states · shard 1/") for name in states)
     assert {node["status"] for node in project.nodes("plan")} == {"hit"}
+    assert wait_for(lambda: own_log_lines(prefect_api)) == [f"plan: {len(nodes)} hit, 0 run, 0 may run"]
 
 
 def test_a_mask_fix_extracts_nothing(project: Project) -> None:
