@@ -92,6 +92,11 @@ class _Ready(NamedTuple):
     turns: list[Turn]
     served: Served | None
 
+    def size(self) -> int:
+        """About how much it holds, in characters."""
+        text = sum(len(piece.text) for turn in self.turns for piece in turn.pieces)
+        return text + (4 * len(self.served.ids) if self.served else 0)
+
 
 _Waiting = _Ready | tuple[int, Reason] | Gap
 
@@ -119,7 +124,7 @@ class Reader:
             self.counts.rows += 1
             waiting = self._prepare(row)
             batch += waiting
-            size += sum(len(piece.text) for one in waiting if isinstance(one, _Ready) for t in one.turns for piece in t.pieces)
+            size += sum(one.size() for one in waiting if isinstance(one, _Ready))
             if len(batch) >= _BATCH_ROWS or size >= _BATCH_CHARACTERS:
                 yield from self._finish(batch)
                 batch, size = [], 0
@@ -203,7 +208,7 @@ class Reader:
         if windows and not self._seen.add(ready.known.digest):
             self.counts.duplicates += 1
             return []
-        if windows and ready.known.id_digest() in self._choices.forgotten:
+        if windows and self._choices.forgotten and ready.known.id_digest() in self._choices.forgotten:
             self.counts.forgotten += 1
             return [Gap(window.end - window.start) for window in windows]
         bucket = length_bucket(len(ids))
