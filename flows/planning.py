@@ -17,5 +17,5 @@ def open_host(settings: Settings) -> Host:
 def plan(settings: Settings, host: Host, code: Path | None = None) -> Walk:
     """Walk the pipeline with the code of ``code`` (else of the checkout); refuses what cannot work."""
     walk = host.walk(code)
-    train_draft(settings, PlanExecutor(walk), host.memo)
+    train_draft(settings, PlanExecutor(walk), host.memo, host.forgotten.of)
     return walk

@@ -40,7 +40,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
         with host.store.workspace() as workspace:
             execution = Execution(walk, host.state, run_folder, pool, workspace)
             try:
-                made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)
+                made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo, host.forgotten.of)
             except BaseException:
                 execution.children.stop()  # Prefect waits for its threads, and they for their children
                 raise

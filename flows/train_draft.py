@@ -1,5 +1,6 @@
 """The pipeline: from prompts and conversations to a judged draft. Plan and run walk this same body."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +36,11 @@ class DraftRun:
     export: Made
 
 
-def train_draft(settings: Settings, run: Executor, memo: Any) -> DraftRun:
-    """Make a draft for the verifier of ``settings``; ``memo`` remembers the digests of files outside the store."""
+def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
+    """Make a draft for the verifier of ``settings``.
+
+    ``memo`` remembers the digests of files outside the store; ``forgotten`` says what a source must leave out.
+    """
     verifier.check(settings.verifier)
     acceptance.check(settings)
     files = corpus.files(settings, memo)
@@ -45,7 +49,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any) -> DraftRun:
     vocabulary.check(settings, target)
     answered = run.map(synthesis.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
-    corpora = run.map(corpus.nodes(settings, sources, target))
+    corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
     gate_lost(settings, corpora)
     shards = corpus.shards(corpora)

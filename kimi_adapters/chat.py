@@ -1,4 +1,4 @@
-"""Conversations to tokens and loss masks. The formats are Python, so that the code digest sees them."""
+"""The chat formats, and prompts in them. They are Python, so that the code digest sees them; masks are made elsewhere."""
 
 import json
 import os
@@ -74,25 +74,18 @@ def _chat_template(directory: Path) -> str:
     return str(template)
 
 
-def render(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, form: ChatFormat) -> tuple[list[int], list[int]]:
-    """Token ids of a conversation of {role, content} turns and its loss mask, of equal length.
-
-    The mask is 1 on what an assistant says: the tokens that begin inside its reasoning, text or tool calls, and the
-    end-of-turn token. ``Rejected``, a ValueError, where the format cannot write it.
-    """
+def conversation_of_turns(messages: Sequence[Mapping[str, Any]], form: ChatFormat) -> Conversation:
+    """A conversation of {role, content} turns; ``Rejected``, a ValueError, where the format cannot write it."""
     conversation = Conversation(tuple(message_of(dict(message)) for message in messages))
     form.check(conversation)
-    (encoded,) = encode_turns([form.turns(conversation)], tokenizer)
-    return encoded.ids, encoded.mask
+    return conversation
 
 
 def prompt_ids(
     messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, form: ChatFormat, thinking: bool = True
 ) -> list[int]:
     """Token ids of the turns so far and the header of the assistant's next: what generation starts from."""
-    conversation = Conversation(tuple(message_of(dict(message)) for message in messages))
-    form.check(conversation)
-    written = form.turns(conversation)
+    written = form.turns(conversation_of_turns(messages, form))
     (encoded,) = encode_turns([[*written, form.opening(thinking)]], tokenizer)
     return encoded.ids
 

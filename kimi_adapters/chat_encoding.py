@@ -1,8 +1,10 @@
-"""From written turns to token ids and loss mask: text runs are tokenised as a whole, marks are tokens of their own."""
+"""From written turns to token ids: text runs are tokenised as a whole, marks are tokens of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tokenizers import Encoding
 
 from kimi_adapters.tokenizer import Tokenizer
 
@@ -24,15 +26,23 @@ class Turn(NamedTuple):
     pieces: list[Piece]
 
 
+class Part(NamedTuple):
+    """Tokens ``start`` to ``end`` of a conversation, made together: a mark (``encoding`` is None) or a run of text.
+    ``lengths`` gives the characters of each piece of it, and whether the piece is said."""
+
+    start: int
+    end: int
+    lengths: list[tuple[int, bool]]
+    encoding: Encoding | None
+
+
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids, a mask of equal length (1: supervised), the first token and the role of each turn, and the number of
-    tokens of each run of text in ``runs`` (start, end)."""
+    """Token ids, the first token and the role of each turn, and the parts in order; the parts leave no token out."""
 
     ids: list[int]
-    mask: list[int]
     turns: list[tuple[int, str]]
-    runs: list[tuple[int, int]]
+    parts: list[Part]
 
 
 class _Run(NamedTuple):
@@ -41,10 +51,7 @@ class _Run(NamedTuple):
 
 
 def encode_turns(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[Encoded]:
-    """Tokenise conversations together, which is faster than one by one; the result does not depend on the company.
-
-    A token is supervised when it begins inside something said.
-    """
+    """Tokenise conversations together, which is faster than one by one; the result does not depend on the company."""
     texts: dict[str, int] = {}  # a text that comes again, as system prompts do, is tokenised once
     marks: dict[str, int | None] = {}
     plans = [[(turn.role, _plan(turn.pieces, texts, marks, tokenizer)) for turn in turns] for turns in conversations]
@@ -82,45 +89,18 @@ def _plan(
     return plan
 
 
-def _assemble(plan: list[tuple[str, list[tuple[int, bool] | _Run]]], encodings: Sequence[Any]) -> Encoded:
+def _assemble(plan: list[tuple[str, list[tuple[int, bool] | _Run]]], encodings: Sequence[Encoding]) -> Encoded:
     ids: list[int] = []
-    mask: list[int] = []
-    turns, runs = [], []
+    turns, parts = [], []
     for role, items in plan:
         turns.append((len(ids), role))
         for item in items:
-            if not isinstance(item, _Run):
-                ids.append(item[0])
-                mask.append(int(item[1]))
-                continue
-            encoding = encodings[item.number]
             start = len(ids)
-            ids += encoding.ids
-            runs.append((start, len(ids)))
-            mask += run_mask(encoding, item.lengths, len(ids) - start)
-    return Encoded(ids, mask, turns, runs)
-
-
-def run_mask(encoding: Any, lengths: list[tuple[int, bool]], count: int) -> list[int]:
-    """The mask of a run of ``count`` tokens over pieces of (characters, said)."""
-    if len(lengths) == 1:
-        return [int(lengths[0][1])] * count
-    mask: list[int] = []
-    position = 0
-    for length, said in lengths[:-1]:
-        position += length
-        mask += [int(said)] * (_first_token_at(encoding, position, count) - len(mask))
-    return mask + [int(lengths[-1][1])] * (count - len(mask))
-
-
-def _first_token_at(encoding: Any, position: int, count: int) -> int:
-    """The first token that begins at or after a character; offsets rise, so this is where the mask may change.
-
-    Asks for single tokens: the list of all offsets costs as much as tokenising.
-    """
-    token = encoding.char_to_token(position)
-    if token is None:  # a character that no token covers, as where a normaliser drops some
-        return next((number for number, (start, _) in enumerate(encoding.offsets) if start >= position), count)
-    while token < count and encoding.token_to_chars(token)[0] < position:
-        token += 1
-    return int(token)
+            if isinstance(item, _Run):
+                encoding = encodings[item.number]
+                ids += encoding.ids
+                parts.append(Part(start, len(ids), item.lengths, encoding))
+            else:
+                ids.append(item[0])
+                parts.append(Part(start, start + 1, [(1, item[1])], None))
+    return Encoded(ids, turns, parts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.aliases import Aliases
+from artifacts.forgotten import Forgotten
 from artifacts.records import Records
 from artifacts.runs import RunNode, Runs
 from artifacts.store import Store
@@ -50,6 +51,11 @@ class Host:
     def aliases(self) -> Aliases:
         """The aliases of this host."""
         return Aliases(self.state)
+
+    @property
+    def forgotten(self) -> Forgotten:
+        """What the store's sources leave out."""
+        return Forgotten(self.store.root)
 
     def remove_old_runs(self, kept: int) -> None:
         """Remove the folders of all runs but the newest: their code snapshots and their children's logs."""

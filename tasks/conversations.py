@@ -11,6 +11,7 @@ import numpy as np
 from kimi_adapters import chat_rows
 from kimi_adapters.chat_encoding import Encoded, Turn, encode_turns
 from kimi_adapters.chat_format import ChatFormat
+from kimi_adapters.chat_masks import loss_mask
 from kimi_adapters.chat_messages import Conversation
 from kimi_adapters.chat_reasons import Reason, Rejected
 from kimi_adapters.tokenizer import Tokenizer
@@ -91,6 +92,11 @@ class _Ready(NamedTuple):
     turns: list[Turn]
     served: Served | None
 
+    def size(self) -> int:
+        """About how much it holds, in characters."""
+        text = sum(len(piece.text) for turn in self.turns for piece in turn.pieces)
+        return text + (4 * len(self.served.ids) if self.served else 0)
+
 
 _Waiting = _Ready | tuple[int, Reason] | Gap
 
@@ -118,7 +124,7 @@ class Reader:
             self.counts.rows += 1
             waiting = self._prepare(row)
             batch += waiting
-            size += sum(len(piece.text) for one in waiting if isinstance(one, _Ready) for t in one.turns for piece in t.pieces)
+            size += sum(one.size() for one in waiting if isinstance(one, _Ready))
             if len(batch) >= _BATCH_ROWS or size >= _BATCH_CHARACTERS:
                 yield from self._finish(batch)
                 batch, size = [], 0
@@ -182,25 +188,27 @@ class Reader:
             if isinstance(one, Gap):
                 yield one
             elif isinstance(one, _Ready):
-                found = tokens.get(one.number)
                 if one.served is not None:
-                    found = Encoded(one.served.ids, one.served.mask, [], [])
-                assert found is not None
-                yield from self._cut(one, found)
+                    yield from self._cut(one, *one.served, [])
+                else:
+                    found = tokens[one.number]
+                    yield from self._cut(one, found.ids, loss_mask(found), found.turns)
             else:
                 self._reject_row(*one)
 
-    def _cut(self, ready: _Ready, encoded: Encoded) -> list[Sample] | list[Gap]:
-        ids, mask = np.asarray(encoded.ids, np.int32), np.asarray(encoded.mask, np.uint8)
+    def _cut(
+        self, ready: _Ready, token_ids: list[int], loss: list[int], turns: list[tuple[int, str]]
+    ) -> list[Sample] | list[Gap]:
+        ids, mask = np.asarray(token_ids, np.int32), np.asarray(loss, np.uint8)
         if not mask[1:].any():  # the first token is never predicted
             self._reject_row(ready.number, Reason.NOTHING_SUPERVISED)
             return []
-        windows, lost = cut(mask, encoded.turns, self._choices.max_length)
+        windows, lost = cut(mask, turns, self._choices.max_length)
         # Only what could be used makes a later row its duplicate; what is forgotten does, so that no other row moves.
         if windows and not self._seen.add(ready.known.digest):
             self.counts.duplicates += 1
             return []
-        if windows and ready.known.id_digest() in self._choices.forgotten:
+        if windows and self._choices.forgotten and ready.known.id_digest() in self._choices.forgotten:
             self.counts.forgotten += 1
             return [Gap(window.end - window.start) for window in windows]
         bucket = length_bucket(len(ids))
@@ -222,7 +230,7 @@ class Reader:
         """Whether text that was tokenised here gives the same ids when it is decoded and tokenised again, for a share of the
         conversations that their digests choose."""
         chosen = [found for one, found in zip(written, encoded, strict=True) if one.known.digest[0] % _ROUND_TRIPS == 0]
-        runs = [[found.ids[start:end] for start, end in found.runs] for found in chosen]
+        runs = [[part.encoding.ids for part in found.parts if part.encoding] for found in chosen]
         texts = [self._tokenizer.decode(ids, keep_special=True) for one in runs for ids in one]
         again = iter(self._tokenizer.encode_batch(texts))
         self.counts.tried += len(runs)

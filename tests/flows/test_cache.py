@@ -62,10 +62,10 @@ def test_a_second_run_hits_every_node_and_prefect_shows_it_cached(project: Proje
 
 
 def test_a_mask_fix_extracts_nothing(project: Project) -> None:
-    project.edit("kimi_adapters/chat.py", "int(start >= len(last))", "int(start > len(last))")
+    project.edit("kimi_adapters/chat_masks.py", "[0] < position", "[0] <= position")
     plan = project.nodes("plan")
     assert ran(plan) == {"corpus"}
-    assert all(node["because"] == ["module kimi_adapters.chat"] for node in plan if node["stage"] == "corpus")
+    assert all(node["because"] == ["module kimi_adapters.chat_masks"] for node in plan if node["stage"] == "corpus")
     counts = {stage: len(project.records(stage)) for stage in ("corpus", "hidden_states", "validation", "vocabulary")}
     project.run_until_training()
     more = {stage: len(project.records(stage)) - count for stage, count in counts.items()}

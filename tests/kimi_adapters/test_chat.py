@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from errors import UserError
-from kimi_adapters.chat import FORMATS, chat_format, detect_format, prompt_ids, render, stop_ids
+from kimi_adapters.chat import FORMATS, chat_format, detect_format, prompt_ids, stop_ids
 from kimi_adapters.chat_encoding import Piece, Turn, encode_turns
+from kimi_adapters.chat_masks import loss_mask, render
 from kimi_adapters.chat_plain import PlainFormat
 from kimi_adapters.chat_reasons import Rejected
 from kimi_adapters.tokenizer import Tokenizer
@@ -100,10 +101,9 @@ def test_a_token_is_supervised_where_it_begins_in_something_said(
         ids += [*found, tokenizer.token_id("<|im_end|>")]
         mask += [int(said_at[start]) for start in starts] + [1]
     both = encode_turns([written, written[::-1]], tokenizer)
-    assert (both[0].ids, both[0].mask) == (ids, mask)
+    assert (both[0].ids, loss_mask(both[0])) == (ids, mask)
     assert [start for start, _ in both[0].turns] == [0, *[i + 1 for i, t in enumerate(ids) if t == ids[-1]][:-1]]
-    for start, end in both[0].runs:
-        assert ids[start:end] and ids[-1] not in ids[start:end]
+    assert [token for part in both[0].parts for token in ids[part.start : part.end]] == ids
 
 
 def test_stops_are_those_of_the_vocabulary(tokenizer: Tokenizer, whole_verifier: Path) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from kimi_adapters.chat import FORMATS, prompt_ids, render
+from kimi_adapters.chat import FORMATS, prompt_ids
 from kimi_adapters.chat_encoding import Piece
 from kimi_adapters.chat_kimi_tools import declare
+from kimi_adapters.chat_masks import render
 from kimi_adapters.chat_reasons import Reason, Rejected
 from kimi_adapters.chat_rows import conversation_of
 from kimi_adapters.tokenizer import Tokenizer
@@ -85,8 +86,8 @@ def test_qwen3_without_thinking_does_not_say_the_empty_block() -> None:
 
 
 def test_qwen3_reads_thinking_inside_the_content_and_two_calls_after_text() -> None:
-    calls = [CALL, {"function": {"name": "now", "arguments": {"zone": "é"}}}]
-    talk = [
+    calls: list[Any] = [CALL, {"function": {"name": "now", "arguments": {"zone": "é"}}}]
+    talk: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nLet me see.", "tool_calls": calls},
         {"role": "tool", "content": "a"},
@@ -140,7 +141,7 @@ def test_kimi_without_thinking_or_system() -> None:
 
 def test_kimi_gives_calls_without_an_id_the_one_it_would_write() -> None:
     call = {"function": {"name": "f", "arguments": "{}"}}
-    talk = [
+    talk: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "", "tool_calls": [call, call]},
         {"role": "tool", "content": "a"},

@@ -89,7 +89,9 @@ def test_sides_are_stable_under_order_and_growth(cut_verifier: Path, rows: list[
         before = sides(rows)
         assert all(len(both) == 1 for both in before.values()), "one id, or one first turn without an id, one side"
         mixed = random.Random(seed).sample(rows, len(rows))
-        assert sides(mixed) == before
+        # Of two that say the same under two names, the first in the file stays: so a name may be gone, but never move.
+        now = sides(mixed)
+        assert all(now[known] == side for known, side in before.items() if known in now)
         longer = [{**row, "messages": [*row["messages"], grown]} for row in rows]
         after = sides([*longer, *mixed])
         assert all(after[known] == side for known, side in before.items() if known in after)

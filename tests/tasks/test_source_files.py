@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +127,25 @@ def test_damage_is_told_in_one_sentence_that_names_the_file(tmp_path: Path) -> N
         listed(table)
     with pytest.raises(UserError, match="no whole Parquet file"):
         all_rows(table)
+
+
+def test_packed_files_can_be_read_by_a_child_that_opens_nothing_else(tmp_path: Path) -> None:
+    text = write_rows(tmp_path / "a.jsonl", [TALK, OTHER]).read_bytes()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "a.zst").write_bytes(pyarrow.Codec("zstd").compress(text, asbytes=True))
+    parquet.write_table(pyarrow.Table.from_pylist([TALK, OTHER]), tmp_path / "a.parquet")
+    root = Path(__file__).parents[2]
+    program = (
+        "from pathlib import Path; from running.guard import only_declared; from tasks.source_files import rows\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "files = [folder / name for name in ('a.gz', 'a.zst', 'a.parquet')]\n"
+        "only_declared(files, [folder])\n"
+        "for file in files:\n"
+        "    assert len(list(rows(file, None, ('id', 'messages'), None, print))) == 2\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_names_that_promise_another_kind(tmp_path: Path) -> None:
