@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kimi_adapters.chat import FORMATS, conversation_of_turns, prompt_ids, stop_ids
-from kimi_adapters.chat_encoding import encode_turns
+from kimi_adapters.chat import FORMATS, prompt_ids, stop_ids
+from kimi_adapters.chat_masks import render
 from kimi_adapters.generation import generate
 from kimi_adapters.tokenizer import Tokenizer
 from kimi_adapters.verifier import Verifier
@@ -31,8 +31,7 @@ def texts(cut_verifier: Path) -> list[Text]:
         for prompt, answer in zip(prompts, answers, strict=False)
     ]
     turns = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in talks[OWN:]]
-    written = encode_turns([form.turns(conversation_of_turns(turn, form)) for turn in turns], tokenizer)
-    return [*own, *(Text(one.ids, one.mask, more={"slices": {"source": "foreign"}}) for one in written)]
+    return [*own, *(Text(*render(turn, tokenizer, form), more={"slices": {"source": "foreign"}}) for turn in turns)]
 
 
 @pytest.fixture(scope="session")
