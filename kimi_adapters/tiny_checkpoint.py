@@ -1,7 +1,8 @@
 """Tiny checkpoints in the layouts that Kimi-K2.5 and DeepSeek-V3 are published in.
 
-`python -m kimi_adapters.tiny_checkpoint FOLDER` makes one. Random weights from a seed, a few megabytes in several files with an index. Experts of the Kimi layout are quantized and
-packed by compressed-tensors itself, which is needed for the making alone.
+`python -m kimi_adapters.tiny_checkpoint FOLDER` makes one: random weights from a seed, a few megabytes in several files
+with an index. Experts of the Kimi layout are quantized and packed by compressed-tensors itself, which is needed for the
+making alone.
 """
 
 import argparse

@@ -59,12 +59,12 @@ def transformers_model(folder: Path, dtype: torch.dtype = torch.float32) -> Deep
         else:
             state[name] = tensors[name]
     model.load_state_dict(state, strict=True)
-    corrections = {name: value.clone() for name, value in state.items() if name.endswith("e_score_correction_bias")}
+    # Buffers stay in float32 and exact, as transformers' own loading keeps them; a plain `.to` would cast them.
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
     model = model.to(dtype).eval()
-    for name, value in corrections.items():  # in float32 and exact, as transformers' own loading keeps them
-        model.get_submodule(name.rpartition(".")[0]).e_score_correction_bias = value
-    frequencies, _ = model.model.rotary_emb.inv_freq, None
-    assert frequencies is not None
+    for name, value in buffers.items():
+        module, _, buffer = name.rpartition(".")
+        setattr(model.get_submodule(module), buffer, value)
     return model
 
 
