@@ -64,7 +64,12 @@ def make(folder: Path, options: Options = Options()) -> Path:  # noqa: B008 - fr
         (folder / name).write_text(json.dumps(document, indent=2) + "\n")
     for name, content in tokenizer_files(options.fast_tokenizer).items():
         (folder / name).write_bytes(content)
-    _write_weights(folder, dict(_tensors(config, options)), options.files)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of tiny products: threads would only wait for one another
+    try:
+        _write_weights(folder, dict(_tensors(config, options)), options.files)
+    finally:
+        torch.set_num_threads(threads)
     return folder
 
 
@@ -228,7 +233,7 @@ def _packer(shape_dtype: torch.dtype) -> Callable[[Tensor], dict[str, Tensor]]:
 def _write_weights(folder: Path, tensors: dict[str, Tensor], count: int) -> None:
     names = list(tensors)
     share = math.ceil(len(names) / count)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(count):
         file_name = f"model-{number + 1:05}-of-{count:06}.safetensors"
         here = names[number * share : (number + 1) * share]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from errors import UserError
 from kimi_adapters.config import TextConfig, read_config
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.deepseek_layout import layer_tensors
-from kimi_adapters.tensor_file import TensorEntry, TensorFile
+from kimi_adapters.quantization import PER_WORD
+from kimi_adapters.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     import torch
@@ -44,18 +46,23 @@ def role_of(tensor_name: str) -> str | None:
     return None if name is None else _ROLE_BY_NAME.get(name, "layer")
 
 
-def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, Path, TensorEntry]]:
-    """Every text tensor as (role, canonical name, file, entry), sorted by role and name: what its hash is taken over.
+def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, TensorFile, str]]:
+    """Every text tensor as (role, canonical name, file, name in it), sorted by role and name: what is hashed of them.
 
     Packed weights are there with their scales and shapes; a head tied to the embeddings has no entry of its own, and
     layers that predict further tokens are left out. UserError: missing or malformed files.
     """
     checkpoint = Checkpoint(directory)
-    found = []
-    for name in checkpoint.names:
-        file, tensor_name = checkpoint.location(name)
-        found.append((_ROLE_BY_NAME.get(name, "layer"), name, file.path, file.entry(tensor_name)))
+    found = [(_ROLE_BY_NAME.get(name, "layer"), name, *checkpoint.location(name)) for name in checkpoint.names]
     return sorted(found, key=lambda item: (ROLES.index(item[0]), item[1]))
+
+
+def parameter_count(name: str, shape: Sequence[int]) -> int:
+    """How many parameters a stored tensor stands for: a packed one for eight a word, its scales and shape for none."""
+    part = name.rpartition(".")[2]
+    if part in ("weight_scale", "weight_shape"):
+        return 0
+    return math.prod(shape) * (PER_WORD if part == "weight_packed" else 1)
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
