@@ -26,7 +26,7 @@ from errors import UserError
 from kimi_adapters.config import TextConfig
 from kimi_adapters.deepseek import DeepseekForward
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.device_paths import sizes
+from kimi_adapters.device_paths import free_bytes, sizes
 from kimi_adapters.lanes import Lane, ShardTokens, pieces, positions, sample_bounds
 from kimi_adapters.layer_ids import check_layer_ids
 from kimi_adapters.llama_config import LlamaConfig
@@ -73,9 +73,19 @@ def family_of(config: TextConfig, device: torch.device, dtype: torch.dtype) -> F
 
 @dataclass
 class LayerCache:
-    """Layers that stay on the device from pass to pass, by index. One cache serves one checkpoint and dtype."""
+    """Layers that stay on the device from pass to pass, by index, where all of them fit.
+
+    One cache serves one checkpoint and dtype. Kept are all layers or none: with some, every pass would still wait for
+    the slowest of the others.
+    """
 
     layers: dict[int, Any] = field(default_factory=dict)
+
+    def fits(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether layers are kept: when they take no more than half of the device's free memory, as they are stored
+        or in `dtype`, whichever is wider."""
+        stored = checkpoint.layer_bytes * max(1.0, dtype.itemsize / 2)
+        return bool(self.layers) or stored <= free_bytes(device) / 2
 
 
 @torch.no_grad()
@@ -95,7 +105,7 @@ def stream_states(
     `sink(shard, name, chunk)` gets "layer.{k}" when the stream enters layer k, for each k of `layer_ids`, and "last"
     after the last layer, before the final norm: chunks [up to TOKEN_CHUNK, hidden] of shard number `shard`, on the CPU
     in `state_dtype`, in the order of the file; the chunk is the sink's to keep. `progress(layers done, layers)` follows
-    each layer. With `resident`, layers found there are not read and layers read are left there.
+    each layer. With `resident`, layers found there are not read and layers read are left there, if all of them fit.
 
     UserError: layer ids that do not fit, offsets or token ids that do not fit the shard or the vocabulary.
     """
@@ -107,6 +117,8 @@ def stream_states(
     table = checkpoint.embed()
     streams = [F.embedding(shard.input_ids.long(), table).to(device, compute_dtype) for shard in shards]
     del table
+    if resident is not None and not resident.fits(checkpoint, device, compute_dtype):
+        resident = None
     for index, stored in enumerate(_layers(checkpoint, family, resident)):
         layer = family.ready(stored)
         for lane, stream in zip(lanes, streams, strict=True):

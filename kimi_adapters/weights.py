@@ -219,6 +219,12 @@ class Checkpoint:
         return self.read(self.lm_head_name, dtype, device)
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of all layers as they are stored."""
+        found = [self._location[name] for names in self._layer_names.values() for name in names]
+        return sum(file.entry(name).end - file.entry(name).start for file, name in found)
+
+    @property
     def lm_head_name(self) -> str:
         """The canonical name of the tensor that serves as the head."""
         return "embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"

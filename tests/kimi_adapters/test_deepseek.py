@@ -107,6 +107,17 @@ def test_the_bytes_of_a_shard_do_not_depend_on_its_company(folder: Path, device:
         assert all(torch.equal(one[name], other[name]) for one, other in zip(alone, states, strict=True) for name in NAMES)
 
 
+def test_layers_stay_only_where_all_of_them_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LayerCache()
+    half = Checkpoint(folder).layer_bytes * 2 * 2 - 1  # float32 is twice as wide as what is stored
+    monkeypatch.setattr("kimi_adapters.layer_stream.free_bytes", lambda device: half)
+    ours([SHARD], folder, LAYERS, resident=cache)
+    assert cache.layers == {}
+    monkeypatch.setattr("kimi_adapters.layer_stream.free_bytes", lambda device: half + 1)
+    ours([SHARD], folder, LAYERS, resident=cache)
+    assert sorted(cache.layers) == list(range(7))
+
+
 def test_states_do_not_depend_on_where_chunks_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of every kind that do not divide the shard, experts in groups that do not divide them."""
     (whole,) = ours([SHARD], folder, LAYERS)

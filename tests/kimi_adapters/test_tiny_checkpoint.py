@@ -2,7 +2,6 @@
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from errors import UserError
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.int4 import unpack
 from kimi_adapters.tensor_file import TensorFile
-from kimi_adapters.tiny_checkpoint import Options, make
+from kimi_adapters.tiny_checkpoint import Options, main, make
 from kimi_adapters.torch_file import read_tensors, write_tensors
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import INDEX, Checkpoint, role_of, text_entries
@@ -197,10 +196,10 @@ def test_a_weight_shape_that_lies_is_told(copy: Path) -> None:
         ours([shard_of([3], 100, 0)], copy, [1])
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kimi_adapters.tiny_checkpoint", str(tmp_path), "--wide-latents", "--fast-tokenizer"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "a tiny kimi_k25 of" in done.stdout
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["tiny_checkpoint", str(tmp_path), "--wide-latents", "--fast-tokenizer"])
+    main()
+    assert "a tiny kimi_k25 of" in capsys.readouterr().out
     config = Checkpoint(tmp_path).config
     assert isinstance(config, DeepseekConfig) and (config.kv_lora_rank, config.qk_rope_head_dim) == (512, 64)
     assert (tmp_path / "tokenizer.json").exists()
