@@ -2,9 +2,7 @@
 
 import json
 import logging
-import math
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,37 +11,14 @@ from errors import UserError
 from kimi_adapters.config import TextConfig, read_config
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.deepseek_layout import layer_tensors
-from kimi_adapters.quantization import PER_WORD
 from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.tensor_names import ROLES, canonical_name, layer_of, role_of
 
 if TYPE_CHECKING:
     import torch
 
-ROLES = ("embed", "norm", "lm_head", "layer")
 INDEX = "model.safetensors.index.json"
 _log = logging.getLogger(__name__)
-
-# The text model sits under "model.", under "language_model.model." (Kimi-K2.5) or under "model.language_model.";
-# the towers for other media have names that these components do not lead to.
-_TEXT_TENSOR = re.compile(
-    r"^(?:(?:model|language_model)\.)*"
-    r"(?P<name>embed_tokens\.weight|norm\.weight|lm_head\.weight|layers\.(?P<layer>\d+)\.(?P<part>.+))$"
-)
-_ROLE_BY_NAME = {"embed_tokens.weight": "embed", "norm.weight": "norm", "lm_head.weight": "lm_head"}
-
-
-def canonical_name(tensor_name: str) -> str | None:
-    """The name without the text model's prefix ("layers.3.mlp.up_proj.weight"); None when it is no text tensor."""
-    match = _TEXT_TENSOR.match(tensor_name)
-    if match is None or (match["part"] or "").endswith("rotary_emb.inv_freq"):
-        return None
-    return match["name"]
-
-
-def role_of(tensor_name: str) -> str | None:
-    """One of ROLES, or None for what the text model does not use."""
-    name = canonical_name(tensor_name)
-    return None if name is None else _ROLE_BY_NAME.get(name, "layer")
 
 
 def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, TensorFile, str]]:
@@ -53,16 +28,8 @@ def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, Tens
     layers that predict further tokens are left out. UserError: missing or malformed files.
     """
     checkpoint = Checkpoint(directory)
-    found = [(_ROLE_BY_NAME.get(name, "layer"), name, *checkpoint.location(name)) for name in checkpoint.names]
+    found = [(role_of(name) or "layer", name, *checkpoint.location(name)) for name in checkpoint.names]
     return sorted(found, key=lambda item: (ROLES.index(item[0]), item[1]))
-
-
-def parameter_count(name: str, shape: Sequence[int]) -> int:
-    """How many parameters a stored tensor stands for: a packed one for eight a word, its scales and shape for none."""
-    part = name.rpartition(".")[2]
-    if part in ("weight_scale", "weight_shape"):
-        return 0
-    return math.prod(shape) * (PER_WORD if part == "weight_packed" else 1)
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
@@ -121,12 +88,11 @@ class Checkpoint:
 
     def _place(self, file: TensorFile, tensor_name: str) -> bool:
         """Notes where a tensor is; False when the text model's forward has none such."""
-        name = canonical_name(tensor_name)
-        match = _TEXT_TENSOR.match(tensor_name)
-        if name is None or match is None:
+        name, config = canonical_name(tensor_name), self.config
+        if name is None:
             return False
-        if match["layer"]:
-            index, config = int(match["layer"]), self.config
+        index = layer_of(name)
+        if index is not None:
             if isinstance(config, DeepseekConfig) and 0 <= index - config.num_layers < config.mtp_layers:
                 return False
             self._layer_names.setdefault(index, []).append(name)

@@ -14,7 +14,8 @@ from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
 from kimi_adapters.chat import detect_format
 from kimi_adapters.config import numeric_identity, read_config
-from kimi_adapters.weights import parameter_count, text_entries, weight_files
+from kimi_adapters.tensor_names import parameter_count
+from kimi_adapters.weights import text_entries, weight_files
 from running.job import Job
 from tasks.handles import Verifier
 from tasks.settings import VerifierSettings

@@ -12,7 +12,8 @@ from kimi_adapters import device_paths
 from kimi_adapters.layer_stream import LayerCache, ShardTokens
 from kimi_adapters.layers import rms_norm
 from kimi_adapters.moe import Router
-from kimi_adapters.tiny_checkpoint import Options, make
+from kimi_adapters.tiny_checkpoint import make
+from kimi_adapters.tiny_config import Options
 from kimi_adapters.weights import Checkpoint
 from tests.kimi_adapters.deepseek_fixtures import ours, samples_of, shard_of, theirs, transformers_model
 

@@ -14,7 +14,7 @@ from errors import UserError
 from kimi_adapters.config import numeric_identity, parse_config
 from kimi_adapters.deepseek_config import DeepseekConfig, YarnScaling
 from kimi_adapters.layer_ids import default_layer_ids
-from kimi_adapters.tiny_checkpoint import IGNORE, Options, config_values
+from kimi_adapters.tiny_config import IGNORE, Options, config_values
 from kimi_adapters.yarn import inverse_frequencies, rope_tables
 
 # The text part of Kimi-K2.5's config.json (shared/reference/kimi_k25.md).

@@ -13,7 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from kimi_adapters.config import parse_config
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.moe import Experts, Router, dispatch, route, routed_sum
-from kimi_adapters.tiny_checkpoint import Options, config_values
+from kimi_adapters.tiny_config import Options, config_values
 
 HIDDEN, WIDTH = 8, 4
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from errors import UserError
 from kimi_adapters import tiktoken_file
-from kimi_adapters.tiny_checkpoint import Options, make
+from kimi_adapters.tiny_checkpoint import make
+from kimi_adapters.tiny_config import Options
 from kimi_adapters.tiny_tokenizer import RANKS, SPECIALS, learn_ranks, special_id
 from kimi_adapters.tokenizer import Tokenizer
 

@@ -14,10 +14,12 @@ from errors import UserError
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.int4 import unpack
 from kimi_adapters.tensor_file import TensorFile
-from kimi_adapters.tiny_checkpoint import Options, main, make
+from kimi_adapters.tensor_names import role_of
+from kimi_adapters.tiny_checkpoint import main, make
+from kimi_adapters.tiny_config import Options
 from kimi_adapters.torch_file import read_tensors, write_tensors
 from kimi_adapters.verifier import Verifier
-from kimi_adapters.weights import INDEX, Checkpoint, role_of, text_entries
+from kimi_adapters.weights import INDEX, Checkpoint, text_entries
 from tests.kimi_adapters.deepseek_fixtures import ours, shard_of, stored_tensors, unpacked_by_compressed_tensors
 
 EXPERT = "language_model.model.layers.{}.mlp.experts.{}.{}_proj"

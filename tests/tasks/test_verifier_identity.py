@@ -10,7 +10,8 @@ import torch
 
 from artifacts.code_digest import closure, module_file
 from kimi_adapters.tensor_file import TensorFile
-from kimi_adapters.tiny_checkpoint import Options, make
+from kimi_adapters.tiny_checkpoint import make
+from kimi_adapters.tiny_config import Options
 from kimi_adapters.torch_file import read_tensors, write_tensors
 from tasks.verifier import describe
 
