@@ -77,10 +77,12 @@ class DeepseekForward:
     def through(self, layer: Layer, lane: Lane, stream: Tensor) -> None:
         """Replaces the residual stream [T, hidden] of a shard by what leaves the layer."""
         mla.attend(layer.attention, self.config, lane, stream)
-        if layer.router is None or not isinstance(layer.experts, Experts):
+        if layer.router is None:
             for rows in lane.chunks():
                 stream[rows] += _through_block(layer.block, self._normed(layer, stream[rows]))
             return
+        if not isinstance(layer.experts, Experts):
+            raise ValueError("a layer with packed experts must be made ready first")
         for rows in lane.expert_chunks():
             self._through_experts(layer, layer.router, layer.experts, stream[rows])
 

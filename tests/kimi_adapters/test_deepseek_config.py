@@ -149,6 +149,7 @@ def test_identity_holds_numbers_that_states_depend_on_and_no_others() -> None:
         (edited(quantization_config={"quant_method": "fp8"}), "quant_method = 'fp8'; supported: 'compressed-tensors'"),
         (edited(quantization_config={**PUBLISHED["quantization_config"], "format": "nvfp4-pack-quantized"}), "format = "),
         (edited(quantization_config={**PUBLISHED["quantization_config"], "config_groups": {}}), "one config group"),
+        (edited(quantization_config={**PUBLISHED["quantization_config"], "transform_config": {"u": 1}}), "weights alone"),
         (quantized(num_bits=8), "num_bits = 8; supported: 4"),
         (quantized(symmetric=False), "symmetric = False; supported: True"),
         (quantized(strategy="channel"), "strategy = 'channel'; supported: 'group'"),

@@ -12,6 +12,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 
 from kimi_adapters.config import parse_config
 from kimi_adapters.deepseek_config import DeepseekConfig
+from kimi_adapters.device_paths import grouped_linear
 from kimi_adapters.moe import Experts, Router, dispatch, route, routed_sum
 from kimi_adapters.tiny_config import Options, config_values
 
@@ -60,6 +61,15 @@ def test_the_sum_is_the_plain_one_for_any_routing(routing: tuple[int, list[list[
     total = routed_sum(x, experts, plan, weights, together)
     assert total.dtype == torch.float32
     assert torch.allclose(total.double(), plainly(x, experts, chosen, weights), atol=1e-4)
+
+
+def test_grouped_products_are_called_as_torch_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of GPUs, through torch's own stand-in for it on a CPU: experts without rows at either end and between."""
+    x, weight = torch.randn(50, 64).bfloat16(), torch.randn(6, 32, 64).bfloat16()
+    ends = [0, 10, 10, 35, 50, 50]
+    looped = grouped_linear(x, weight, ends)
+    monkeypatch.setattr("kimi_adapters.device_paths._has_grouped_products", lambda x: True)
+    assert torch.allclose(grouped_linear(x, weight, ends).float(), looped.float(), rtol=0.02, atol=0.1)
 
 
 @pytest.mark.parametrize("layout", ["kimi_k25", "deepseek_v3"])
