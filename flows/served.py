@@ -13,7 +13,7 @@ from flows.planning import open_host, plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
 from running.devices import DevicePool
-from running.execution import Execution
+from running.execution import AT_ONCE, Execution
 from running.host import Host
 from running.prefect_executor import PrefectExecutor
 from running.snapshot import new_run_folder, take_snapshot
@@ -21,10 +21,9 @@ from running.walk import Walk
 from tasks.settings import Settings
 
 log = logging.getLogger("eyas")
-_THREADS = 64  # tasks at once; they wait for devices, which set the pace
 
 
-@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=_THREADS), persist_result=False)  # type: ignore[arg-type]
+@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
     host = open_host(settings)
@@ -34,7 +33,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     say_plan(settings, host, snapshot)
     pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
     walk = host.walk(snapshot)
-    with host.store.workspace() as workspace:
+    with host.store.workspace() as workspace, walk.giving():
         execution = Execution(walk, host.state, run_folder, pool, workspace)
         try:
             made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)

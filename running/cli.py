@@ -18,10 +18,14 @@ from running.tables import node_table, summary
 def main(arguments: list[str] | None = None) -> int:
     """Run ``eyas``; exit code 0, 1 for a failure, 2 for a user's mistake (one sentence on standard error)."""
     parsed = _parser().parse_args(arguments)
-    _set_up_logging(logging.INFO if parsed.command == "run" else logging.WARNING)
+    _set_up_logging(logging.WARNING if parsed.command == "plan" else logging.INFO)
     try:
         overrides = [*parsed.set, *([f"limit={parsed.limit}"] if parsed.limit else [])]
         raw = load_settings(Path(parsed.settings), overrides)
+        if parsed.command == "push":
+            from running.push import push
+
+            return push(raw)
         return (_run if parsed.command == "run" else _plan)(raw, parsed.json)
     except UserError as error:
         print(f"eyas: {error}", file=sys.stderr)
@@ -44,7 +48,11 @@ def _set_up_logging(level: int) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eyas", description="Trains EAGLE-3 drafts as one cached flow.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("run", "run the flow"), ("plan", "say what would run, and why, without running it")):
+    for name, text in (
+        ("run", "run the flow"),
+        ("plan", "say what would run, and why, without running it"),
+        ("push", "give the mirror what it lacks"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("settings", metavar="SETTINGS.yaml")
         command.add_argument("--set", action="append", default=[], metavar="section.key=value")
