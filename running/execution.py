@@ -42,6 +42,7 @@ class Waiting:
         self.queue: deque[Order] = deque()
         self.taken: set[int] = set()  # orders that children have and have not ended
         self.ended: dict[int, BaseException | None] = {}
+        self.children = 0
         self.arrived = math.inf
 
     def expect(self, keys: Iterable[str]) -> None:
@@ -68,12 +69,19 @@ class Waiting:
         return not self.coming or in_hand >= AT_ONCE or time.monotonic() - self.arrived > _SETTLED
 
     def take(self, devices: int) -> list[Order]:
-        """A device's share of what is in hand; to be asked under the condition."""
-        share = math.ceil((len(self.queue) + len(self.taken)) / devices)
-        taken = [self.queue.popleft() for _ in range(min(share, len(self.queue)))]
+        """A device's share of what is in hand, of which idle devices get as much; to be asked under the condition."""
+        fair = math.ceil((len(self.queue) + len(self.taken)) / devices)
+        among_idle = math.ceil(len(self.queue) / max(1, devices - self.children))
+        taken = [self.queue.popleft() for _ in range(min(fair, among_idle))]
+        self.children += 1
         self.taken.update(map(id, taken))
         self.condition.notify_all()
         return taken
+
+    def leave(self) -> None:
+        """A child that took a share has ended."""
+        with self.condition:
+            self.children -= 1
 
     def end(self, order: Order, error: BaseException | None) -> None:
         """An order is done, or has failed; what came first counts."""
@@ -180,6 +188,7 @@ class Execution:
             error = raised
         for order in batch:
             waiting.end(order, error)
+        waiting.leave()
 
     def _child(self, orders: list[Order], device: Device, waiting: Waiting | None = None) -> None:
         now = time.monotonic()

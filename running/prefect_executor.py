@@ -72,8 +72,10 @@ class PrefectExecutor:
         missing = [decision for decision in decisions if decision.record is None]
         self.walk.require_room(decision.node for decision in missing)
         self._restore(source for decision in missing for source in decision.node.inputs.values())
-        self._show_hits([decision for decision in decisions if decision.record is not None], len(decisions))
+        shown = self._show_hits([decision for decision in decisions if decision.record is not None], len(decisions))
         self._do(missing)
+        for future in shown:
+            future.result()  # before anything can force one of them
         return [Made(decision.node, _record_of(decision).outputs) for decision in decisions]
 
     def require(self, made: Made) -> None:
@@ -93,14 +95,12 @@ class PrefectExecutor:
                         "those, so start the run once more"
                     )
 
-    def _show_hits(self, hits: list[Decision], count: int) -> None:
+    def _show_hits(self, hits: list[Decision], count: int) -> list[PrefectFuture[Any]]:
         """Hits as cached tasks; more of a stage than a person would look at as one, since Prefect takes 5 ms for each."""
         if self.walk.mirroring:
             self.walk.mirroring.offer_unlisted((hit.node.stage.name, hit.key) for hit in hits)
         if len(hits) <= _SHOWN:
-            for hit in hits:
-                self._submit(hit)
-            return
+            return [self._submit(hit) for hit in hits]
         key = digest_bytes(canonical_json([hit.key for hit in hits]))
         shown = {"key": key, "hits": len(hits)}
         self._point_at(key, shown)
@@ -109,6 +109,7 @@ class PrefectExecutor:
         future = task.submit(key=key, label=label, wait_for=self._upstream(hits))
         for hit in hits:
             self._note(_record_of(hit), future)
+        return [future]
 
     def _do(self, decisions: list[Decision]) -> None:
         """Submit nodes so that few wait inside Prefect at a time, and see that each has left a record."""
