@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import TypeVar
 
 from artifacts.manifest import Manifest
@@ -77,8 +78,8 @@ class Mirroring:
                 log.warning("mirror: %s: its producer runs again", error)
 
         with ThreadPoolExecutor(_FETCHERS, "mirror") as pool:
-            for _ in pool.map(one, manifests):
-                pass
+            for done in [pool.submit(copy_context().run, one, digest) for digest in manifests]:
+                done.result()
         log.info("mirror: %.1f s for that", time.monotonic() - started)
 
     def sizes(self) -> dict[str, int]:
@@ -103,7 +104,7 @@ class Mirroring:
     def offer(self, stage: str, key: str, sizes: dict[str, int] | None = None) -> None:
         """A node whose outputs the mirror may lack."""
         assert self._senders is not None
-        self._senders.submit(self._send, stage, key, sizes)
+        self._senders.submit(copy_context().run, self._send, stage, key, sizes)  # Prefect finds a log line's run in it
 
     def offer_unlisted(self, hits: Iterable[tuple[str, str]]) -> None:
         """Nodes found in the store: those that the mirror has no record of, by earlier failures or an earlier setting."""
