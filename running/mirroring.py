@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -104,7 +104,8 @@ class Mirroring:
     def offer(self, stage: str, key: str, sizes: dict[str, int] | None = None) -> None:
         """A node whose outputs the mirror may lack."""
         assert self._senders is not None
-        self._senders.submit(copy_context().run, self._send, stage, key, sizes)  # Prefect finds a log line's run in it
+        with suppress(RuntimeError):  # the run is ending and gives nothing more
+            self._senders.submit(copy_context().run, self._send, stage, key, sizes)  # Prefect finds a log line's run in it
 
     def offer_unlisted(self, hits: Iterable[tuple[str, str]]) -> None:
         """Nodes found in the store: those that the mirror has no record of, by earlier failures or an earlier setting."""
