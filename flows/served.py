@@ -13,10 +13,11 @@ from flows.planning import open_host, plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
 from running.devices import DevicePool
-from running.execution import AT_ONCE, Execution
+from running.execution import Execution
 from running.host import Host
 from running.prefect_executor import PrefectExecutor
 from running.snapshot import new_run_folder, take_snapshot
+from running.waiting import AT_ONCE
 from running.walk import Walk
 from tasks.settings import Settings
 

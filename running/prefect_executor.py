@@ -21,8 +21,9 @@ from artifacts.manifest import canonical_json, digest_bytes
 from artifacts.records import Record
 from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
-from running.execution import AT_ONCE, Execution
+from running.execution import Execution
 from running.launch import ChildKilled
+from running.waiting import AT_ONCE
 from running.walk import Decision, Walk, digest_of
 
 _SHOWN = 48  # hits of one map, and edges of one task, that Prefect shows one by one

@@ -176,30 +176,55 @@ def test_bytes_that_change_on_their_way_are_found(s3: dict[str, str], tmp_path: 
     assert mirror.there({ref.digest}) == set(), "no manifest, no blob"
 
 
-PUSH = """
+TRANSFER = """
 import sys
 from pathlib import Path
 from artifacts.mirror import Mirror
 from artifacts.store import Store
-Mirror.open(sys.argv[1]).send_blob(Store(Path(sys.argv[2])), sys.argv[3])
+mirror, store, digest = Mirror.open(sys.argv[2]), Store(Path(sys.argv[3])), sys.argv[4]
+if sys.argv[1] == "send":
+    mirror.send_blob(store, digest)
+else:
+    mirror.fetch_blob(store, digest, mirror.manifests([digest])[digest])
 """
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    """A process that sends or fetches a blob."""
+    return subprocess.Popen([sys.executable, "-c", TRANSFER, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("protocol", ["s3", "file"])
 def test_a_push_killed_half_way_leaves_nothing_that_counts(s3: dict[str, str], tmp_path: Path, protocol: str) -> None:
     store = Store(tmp_path / "here")
-    ref = put(store, *(os.urandom(50_000) for _ in range(200)))
+    ref = put(store, *(os.urandom(50_000) for _ in range(80)))
     uri = f"{protocol}://{f'bucket/{uuid.uuid4().hex}' if protocol == 's3' else tmp_path / 'there'}"
     mirror = Mirror.open(uri)
-    command = [sys.executable, "-c", PUSH, uri, str(store.root), ref.digest]
-    push = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    push = start("send", uri, str(store.root), ref.digest)
     wait_for(lambda: len(mirror.sizes()) >= 5, 30, push)
     os.kill(push.pid, signal.SIGKILL)
     push.communicate()
-    assert 5 <= len(mirror.sizes()) < 200
+    assert 5 <= len(mirror.sizes()) < 80
     assert mirror.there({ref.digest}) == set()
     mirror.send_blob(store, ref.digest)
     other = Store(tmp_path / "other")
+    mirror.fetch_blob(other, ref.digest, mirror.manifests([ref.digest])[ref.digest])
+    assert other.has(ref.digest)
+
+
+def test_a_fetch_killed_half_way_leaves_nothing_that_counts(s3: dict[str, str], tmp_path: Path) -> None:
+    here, other = Store(tmp_path / "here"), Store(tmp_path / "other")
+    ref = put(here, *(os.urandom(50_000) for _ in range(80)))
+    uri = f"s3://bucket/{uuid.uuid4().hex}"
+    mirror = Mirror.open(uri)
+    mirror.send_blob(here, ref.digest)
+    fetch = start("fetch", uri, str(other.root), ref.digest)
+    wait_for(lambda: len(list(other.root.glob("tmp/*/*/file.*"))) >= 5, 30, fetch)
+    os.kill(fetch.pid, signal.SIGKILL)
+    fetch.communicate()
+    assert not other.has(ref.digest)
+    other.sweep()
+    assert not list(other.root.glob("tmp/*"))
     mirror.fetch_blob(other, ref.digest, mirror.manifests([ref.digest])[ref.digest])
     assert other.has(ref.digest)
 

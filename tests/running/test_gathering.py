@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.stage import Node, Stage
-from running.execution import AT_ONCE, Waiting
 from running.launch import Order
+from running.waiting import AT_ONCE, Waiting
 
 STAGE = Stage("hidden_states", module="tasks.hidden_states", libraries=(), gathers=True)
 
