@@ -11,7 +11,7 @@ from tasks.settings import Settings
 
 def open_host(settings: Settings) -> Host:
     """The host that the settings name."""
-    return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes)
+    return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes, settings.store.mirror)
 
 
 def plan(settings: Settings, host: Host, code: Path | None = None) -> Walk:

@@ -11,6 +11,7 @@ from artifacts.store import BlobMissing
 from errors import UserError
 from running import commands, store_commands
 from running.launch import ChildFailed
+from running.push import push
 from running.settings_file import load_settings as load_settings
 
 
@@ -85,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     forget = command("forget", store_commands.forget, "drop conversations from shards, states and copies of sources")
     forget.add_argument("ids", nargs="+", metavar="ID")
     forget.add_argument("--yes", action="store_true", help="do it; else it is only said")
+
+    command("push", push, "give the mirror what it lacks")
     return parser
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from artifacts.aliases import Aliases
 from artifacts.forgotten import Forgotten
+from artifacts.mirror import Mirror
 from artifacts.records import Records
 from artifacts.runs import RunNode, Runs
 from artifacts.store import Store
 from errors import UserError
 from running.identity import FileMemo
+from running.mirroring import Mirroring
 from running.snapshot import project_root, remove_old_runs
 from running.walk import Walk
 
@@ -26,10 +28,12 @@ class Host:
     state: Path
     memo: FileMemo
     max_bytes: int | None
+    mirroring: Mirroring | None = None
 
     @classmethod
-    def open(cls, path: str, state: str, max_bytes: int | None) -> "Host":
-        """Open, and make where needed, the folders of a store."""
+    def open(cls, path: str, state: str, max_bytes: int | None, mirror: str | None = None) -> "Host":
+        """Open, and make where needed, the folders of a store; its mirror is not asked yet."""
+        copy = Mirror.open(mirror) if mirror else None
         store, folder = Store(Path(path), max_bytes), Path(state).absolute()
         try:
             store.root.mkdir(parents=True, exist_ok=True)
@@ -40,7 +44,9 @@ class Host:
             ) from None
         if not os.access(store.root, os.W_OK):
             raise UserError(f"the store {store.root} is not writable: correct store.path or its permissions")
-        return cls(store, Records(store.root), folder, FileMemo(folder), max_bytes)
+        records = Records(store.root)
+        mirroring = Mirroring(copy, store, records, max_bytes) if copy else None
+        return cls(store, records, folder, FileMemo(folder), max_bytes, mirroring)
 
     @property
     def runs(self) -> Runs:
@@ -63,7 +69,7 @@ class Host:
 
     def walk(self, code: Path | None = None) -> Walk:
         """A walk over this store with the code of ``code``, else of the checkout."""
-        return Walk(self.store, self.records, code or project_root(), self.max_bytes)
+        return Walk(self.store, self.records, code or project_root(), self.max_bytes, self.mirroring)
 
     @contextmanager
     def noted_run(self, run_id: str, name: str, walk: Walk) -> Iterator[None]:

@@ -151,6 +151,10 @@ class StoreSettings(Section):
     path: str = ".eyas/store"
     state: str = ".eyas/state"
     max_bytes: int | None = Field(None, gt=0, description="The store never grows past this")
+    mirror: str | None = Field(
+        None,
+        description="URI of a copy that is kept and read: s3://bucket/prefix, file:///…; credentials come from the environment",
+    )
 
 
 class ReportSettings(Section):

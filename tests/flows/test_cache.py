@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.projects import Project, ran, wait_for, write_corpus
+from tests.recorded import record
 
 Finished = tuple[Project, list[dict[str, Any]]]
 FOLLOWING = {"training", "acceptance", "export"}
@@ -59,6 +60,18 @@ def test_a_second_run_hits_every_node_and_prefect_shows_it_cached(project: Proje
     assert any(name.startswith("hidden states · shard 1/") for name in states)
     assert {node["status"] for node in project.nodes("plan")} == {"hit"}
     assert wait_for(lambda: own_log_lines(prefect_api)) == [f"plan: {len(nodes)} hit, 0 run, 0 may run"]
+
+
+def test_many_hits_of_a_map_are_one_cached_task(fresh: Project, prefect_api: str) -> None:
+    fresh.edit("settings.yaml", "  - b.jsonl\n", "")
+    record(fresh, shards=60)
+    nodes = fresh.nodes("run")
+    assert {node["status"] for node in nodes} == {"hit"}
+    assert sum(node["stage"] == "hidden_states" for node in nodes) == 60
+    states = wait_for(lambda: (s := task_states(prefect_api)) and "export" in s and s)
+    assert {state for found in states.values() for state in found} == {"Cached"}
+    assert {"hidden states · 60 of 60 hit", "validation · 60 of 60 hit", "validation · report"} <= set(states)
+    assert len(states) < 12
 
 
 def test_a_mask_fix_extracts_nothing(project: Project) -> None:
