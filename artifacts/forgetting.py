@@ -173,10 +173,10 @@ def _json_lines(path: Path, marks: list[bytes]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) -> None:
+def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) -> list[Record]:
     """Write the list, rewrite the copies, remove the blobs; masks go last, so that what a killed run left is found again.
 
-    The caller holds ``Store.alone``.
+    The caller holds ``Store.alone``. Returns the records that name a rewritten copy now.
     """
     forgotten = Forgotten(store.root)
     known = {r.lineage["inputs"]["source"]["digest"] for rs in lineage.makers.values() for r in rs if r.stage == "corpus"}
@@ -185,9 +185,11 @@ def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) 
     for old, ref in rewritten.items():
         sources.setdefault(ref.digest, sources[old])
     forgotten.put({source: [*digests, *found.sources.get(source, ())] for source, digests in sources.items()})
+    pointed = []
     for old, ref in rewritten.items():
         for record in lineage.makers.get(old, []):
-            records.put(pointing_at(record, old, ref, len(found.copies[old][1])))
+            pointed.append(pointing_at(record, old, ref, len(found.copies[old][1])))
+            records.put(pointed[-1])
     shutil.rmtree(store.root / "damaged", ignore_errors=True)  # what was put aside may hold them, too
     for digest in found.copies:  # first, while the masks still say which of its rows were counted
         store.delete(digest)
@@ -195,6 +197,7 @@ def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) 
         for blob in found.blobs.values():
             if blob.kind == kind:
                 store.delete(blob.digest)
+    return pointed
 
 
 def rewrite(store: Store, copy: Blob, rows: dict[str, int], lineage: Lineage) -> Ref:

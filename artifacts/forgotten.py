@@ -20,7 +20,12 @@ def id_digest(name: str) -> str:
 
 def read_forgotten(path: Path) -> dict[str, list[str]]:
     """The map in a file; ``ValueError`` when it is torn or was changed."""
-    value = json.loads(unchecked(path.read_bytes()))
+    return parse_forgotten(path.read_bytes())
+
+
+def parse_forgotten(data: bytes) -> dict[str, list[str]]:
+    """The map in a file's bytes; ``ValueError`` as above."""
+    value = json.loads(unchecked(data))
     if not isinstance(value, dict) or set(value) != {"sources"} or not isinstance(value["sources"], dict):
         raise ValueError("it holds no map of sources")
     if not all(_HEX.match(digest) for source, digests in value["sources"].items() for digest in (source, *digests)):
@@ -56,6 +61,14 @@ class Forgotten:
     def everything(self) -> set[str]:
         """Every digest of an id that was ever forgotten."""
         return {digest for digests in self.sources.values() for digest in digests}
+
+    def merge(self, sources: Mapping[str, list[str]]) -> None:
+        """Take in what was forgotten elsewhere."""
+        merged = {
+            source: sorted({*self.sources.get(source, ()), *sources.get(source, ())}) for source in {*self.sources, *sources}
+        }
+        if merged != self.sources:
+            self.put(merged)
 
     def put(self, sources: Mapping[str, list[str]]) -> None:
         """Replace the map, durably."""

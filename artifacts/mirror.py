@@ -7,10 +7,13 @@ manifest proves itself by its digest, a record by a last line that holds the BLA
 import os
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
 
+from artifacts.disk import checked
+from artifacts.forgotten import FORGOTTEN, parse_forgotten
 from artifacts.key import key_of
 from artifacts.manifest import MANIFEST_NAME, Manifest, digest_bytes
 from artifacts.mirror_files import Carrier, Damaged
@@ -27,7 +30,7 @@ class Mirror:
 
     def __init__(self, fs: Any, root: str) -> None:
         protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
-        self.fs, self.root, self.name = fs, root.rstrip("/"), f"{protocol}://{root.lstrip('/')}"
+        self.fs, self.root, self.name = fs, root.rstrip("/"), f"{protocol}://{root.rstrip('/')}"
         self.carrier = Carrier(fs)
         self.suspect: set[str] = set()  # blobs found damaged there: the next push sends them again
 
@@ -69,7 +72,7 @@ class Mirror:
             target = into.path(record.stage, record.key)
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-            temporary.write_bytes(data.rpartition(b"\n")[0])
+            temporary.write_bytes(checked(data.rpartition(b"\n")[0]))
             os.replace(temporary, target)
             yield record
 
@@ -131,6 +134,29 @@ class Mirror:
         except BlobMissing:
             return self.blob(digest) in sizes
         return self.blob(digest) in sizes and all(sizes.get(path) == size for path, size in files.items())
+
+    def remove(self, digests: Iterable[str]) -> None:
+        """Remove blobs, the manifest of each first: a folder without one does not exist."""
+        for digest in digests:
+            for path, recursive in ((self.blob(digest), False), (self.blob(digest, "").rstrip("/"), True)):
+                with suppress(FileNotFoundError):
+                    self.fs.rm(path, recursive=recursive)
+
+    def forgotten(self) -> dict[str, list[str]]:
+        """The map of what was forgotten, as a machine has sent it."""
+        path = f"{self.root}/{FORGOTTEN}"
+        try:
+            data = self.fs.cat_file(path)
+        except FileNotFoundError:
+            return {}
+        try:
+            return parse_forgotten(data)
+        except ValueError as error:
+            raise Damaged(f"{path} is damaged ({error})") from None
+
+    def send_forgotten(self, data: bytes) -> None:
+        """Put the map of what was forgotten."""
+        self.carrier.send_bytes(data, f"{self.root}/{FORGOTTEN}")
 
     def fetch_blob(self, store: Store, digest: str, manifest: Manifest) -> None:
         """Bring a blob into the store by the store's own atomic path; ``Damaged`` where its bytes are not those of its name."""

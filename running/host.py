@@ -60,8 +60,11 @@ class Host:
 
     @property
     def forgotten(self) -> Forgotten:
-        """What the store's sources leave out."""
-        return Forgotten(self.store.root)
+        """What the store's sources leave out, what was forgotten on other machines of its mirror included."""
+        forgotten = Forgotten(self.store.root)
+        if self.mirroring:
+            self.mirroring.take_forgotten(forgotten)
+        return forgotten
 
     def remove_old_runs(self, kept: int) -> None:
         """Remove the folders of all runs but the newest: their code snapshots and their children's logs."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TypeVar
 
+from artifacts.forgotten import Forgotten
 from artifacts.manifest import Manifest
 from artifacts.mirror import Mirror
 from artifacts.mirror_files import Damaged, Interrupted
@@ -81,6 +82,31 @@ class Mirroring:
             for done in [pool.submit(copy_context().run, one, digest) for digest in manifests]:
                 done.result()
         log.info("mirror: %.1f s for that", time.monotonic() - started)
+
+    def take_forgotten(self, forgotten: Forgotten) -> None:
+        """Leave out here what was forgotten on another machine."""
+        nothing: dict[str, list[str]] = {}
+        try:
+            forgotten.merge(self._ask(self.mirror.forgotten, nothing))
+        except Damaged as error:
+            raise UserError(
+                f"{error}, and without it forgotten conversations would come back: run `eyas push` where they were forgotten"
+            ) from None
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Remove blobs there. ``UserError`` where that fails: nothing is to be forgotten here while the copies stay."""
+        try:
+            self.mirror.remove(digests)
+        except Exception as error:
+            raise UserError(
+                f"the copies in {self.mirror.name} cannot be removed ({_told(error)}), so nothing was forgotten: "
+                "start it again when the mirror can be reached"
+            ) from None
+
+    def give_forgotten(self, forgotten: Forgotten) -> None:
+        """Send the list of what is left out."""
+        if forgotten.sources:
+            self._ask(lambda: self.mirror.send_forgotten(forgotten.path.read_bytes()), None)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file of every blob there, by path."""
@@ -168,8 +194,11 @@ class Mirroring:
             said, _failed_at[self.mirror.name] = self.mirror.name in _failed_at, time.monotonic()
         log.log(
             logging.INFO if said else logging.WARNING,
-            "mirror: %s cannot be used (%s: %s): the run goes on without it, the next one or `eyas push` gives what it lacks",
+            "mirror: %s cannot be used (%s): the run goes on without it, the next one or `eyas push` gives what it lacks",
             self.mirror.name,
-            type(error).__name__,
-            " ".join(str(error).split())[:200],
+            _told(error),
         )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -17,6 +17,7 @@ def push(settings: Settings, parsed: Namespace) -> int:
     if host.mirroring is None:
         raise UserError("store.mirror is not set: set it to the URI that `eyas push` shall fill")
     records = host.records.paths()
+    host.mirroring.give_forgotten(host.forgotten)
     with host.mirroring.giving():
         sizes = host.mirroring.sizes()
         for path in records:

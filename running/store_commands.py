@@ -23,7 +23,7 @@ def existing_host(settings: Any) -> Host:
     path = Path(settings.store.path)
     if not path.is_dir():
         raise UserError(f"there is no store at {path.absolute()}: correct store.path, or run the flow first")
-    return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes)
+    return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes, settings.store.mirror)
 
 
 def _progress(label: str) -> Callable[[int, int], None]:
@@ -132,14 +132,26 @@ def forget(settings: Any, parsed: Namespace) -> int:
             print("nothing in the store holds it any more")
             return 0
         _say_elsewhere(host, found)
-        if getattr(settings.store, "mirror", None):
-            print(f"mirror   {settings.store.mirror} keeps its copies of the blobs above: remove them there")
+        if host.mirroring:
+            print(f"mirror   {host.mirroring.mirror.name} loses its copies, too; stores of other machines do not")
         if parsed.yes:
-            forgetting.forget(host.store, host.records, lineage, found)
+            _forget(host, lineage, found)
             print("forgotten; the next run makes the shards above again without it, and nothing else")
         else:
             print("nothing was changed: start it again with --yes to forget it")
     return 0
+
+
+def _forget(host: Host, lineage: Lineage, found: forgetting.Forgetting) -> None:
+    """The mirror's copies go first: while they can be had, the blobs here say which they are."""
+    if host.mirroring:
+        host.mirroring.forget([*found.copies, *found.blobs])
+    rewritten = forgetting.forget(host.store, host.records, lineage, found)
+    if host.mirroring:
+        host.mirroring.give_forgotten(host.forgotten)
+        with host.mirroring.giving():
+            for record in rewritten:
+                host.mirroring.offer(record.stage, record.key)
 
 
 def _say_elsewhere(host: Host, found: forgetting.Forgetting) -> None:
