@@ -18,7 +18,7 @@ def push(settings: Settings, parsed: Namespace) -> int:
         raise UserError("store.mirror is not set: set it to the URI that `eyas push` shall fill")
     records = host.records.paths()
     host.mirroring.give_forgotten(host.forgotten)
-    with host.mirroring.giving():
+    with host.store.in_use(), host.mirroring.giving():
         sizes = host.mirroring.sizes()
         for path in records:
             host.mirroring.offer(path.parent.name, path.stem, sizes)
