@@ -13,7 +13,7 @@ from tasks.formats import REPORT
 from tasks.markdown import markdown_table
 from tasks.settings import Settings
 
-_PLOTS = {
+PLOTS = {
     "reasons.png": "samples put aside by reason",
     "norms.png": "norms by state",
     "supervised.png": "supervised tokens a sample",
@@ -39,7 +39,7 @@ def validation_folder(store: Store, checked: Made) -> Path | None:
 def validation_plots(store: Store, checked: Made) -> list[Path]:
     """The plots of the validation report that are there."""
     folder = validation_folder(store, checked)
-    return [folder / name for name in _PLOTS] if folder else []
+    return [folder / name for name in PLOTS] if folder else []
 
 
 def data_sections(settings: Settings, store: Store, made: DraftRun) -> str:
@@ -47,7 +47,7 @@ def data_sections(settings: Settings, store: Store, made: DraftRun) -> str:
     sections = ["## Data", sources(made), *lost(made), *checked(made), *vocabulary(settings, made)]
     folder = validation_folder(store, made.checked)
     if folder:
-        sections += [f"![{text}]({name})" for name, text in _PLOTS.items()]
+        sections += [f"![{text}]({name})" for name, text in PLOTS.items()]
         sections += slices(json.loads((folder / REPORT).read_text())["slices"], facts_ref(made.vocabulary, "vocabulary").facts)
         if settings.report.show_text:
             sections += quarantined_texts(store, made, folder)

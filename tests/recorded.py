@@ -13,21 +13,26 @@ from artifacts.records import Record
 from artifacts.stage import Input, Made, Node
 from artifacts.store import ArtifactWriter
 from flows.planning import open_host
+from flows.report_data import PLOTS
 from flows.train_draft import train_draft
 from running.cli import load_settings
 from running.walk import Walk
-from tasks.formats import PLOT
+from tasks.formats import PLOT, REPORT
 from tests.projects import Project
 
 _OUTPUTS = {
     ("hidden_states", "compute_passes"): {"states": "hidden_states", "stats": "state_stats"},
-    ("validation", "compute"): {"check": "shard_check"},
+    ("validation", "compute_shards"): {"check": "shard_check"},
     ("validation", "merge"): {"report": "validation_report", "quarantine": "quarantine"},
     ("vocabulary", "compute"): {"vocabulary": "vocabulary"},
     ("training", "compute"): {"draft": "draft", "start": "draft_start", "curves": "curves"},
     ("acceptance", "compute_decoding"): {"acceptance": "acceptance"},
     ("acceptance", "compute_replay"): {"acceptance": "acceptance"},
     ("export", "compute"): {"export": "export"},
+}
+_FILES: dict[str, dict[str, bytes]] = {  # what the run's report reads
+    "acceptance": {PLOT: b""},
+    "validation_report": {REPORT: b'{"slices": []}', **dict.fromkeys(PLOTS, b"")},
 }
 _FACTS: dict[str, dict[str, Any]] = {
     "token_shard": {"tokens": 512, "samples": 4},
@@ -91,7 +96,8 @@ class Recorder:
         self._made += 1
         writer = ArtifactWriter(kind, self._workspace)
         writer.write("content", b"%d" % self._made)
-        writer.write(PLOT, b"")
+        for name, data in _FILES.get(kind, {}).items():
+            writer.write(name, data)
         return self.walk.store.commit(writer.seal(**facts_of(kind)))
 
 

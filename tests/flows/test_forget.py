@@ -1,18 +1,10 @@
 """After a conversation was forgotten, the next run makes the shard that held it again, and no other."""
 
-import inspect
 import json
 from pathlib import Path
 
-import pytest
-
 from artifacts.forgotten import id_digest
-from tasks import corpus
 from tests.projects import Project
-
-pytestmark = pytest.mark.skipif(
-    "forgotten" not in inspect.signature(corpus.nodes).parameters, reason="the corpus takes no list of forgotten conversations"
-)
 
 
 def named(project: Project, name: str) -> list[Path]:

@@ -1,11 +1,8 @@
 """A copy of conversations without a forgotten row is cut into the same shards, but for the one that held the row."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from artifacts import forgetting
 from artifacts.lineage import Lineage
@@ -19,10 +16,6 @@ from tasks.handles import Source, Verifier
 from tasks.settings import Settings
 from tests.artifacts.pipelines import Pipeline
 from tests.projects import TOPICS
-
-pytestmark = pytest.mark.skipif(
-    "forgotten" not in inspect.signature(corpus.nodes).parameters, reason="the corpus takes no list of forgotten conversations"
-)
 
 
 def cut(made: Pipeline, answers: Ref, verifier: Path) -> dict[str, Ref]:
