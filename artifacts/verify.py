@@ -2,8 +2,9 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from artifacts.store import Store
 
 _PRECIOUS = ("alias", "list of forgotten conversations")
 _CHUNK = 4 << 20
-_THREADS = max(4, os.cpu_count() or 1)  # while one waits for the disk another hashes
+_FILES = max(2, (os.cpu_count() or 1) // 2)  # read at once, each with a thread that hashes beside it
+_BUFFERS = 3
 
 Progress = Callable[[int, int], None]
 
@@ -97,7 +99,7 @@ def _deep(blobs: list[tuple[Path, Manifest]], progress: Progress) -> Iterator[Fi
 
     files = [(folder, manifest, entry) for folder, manifest in blobs for entry in manifest.files]
     named: set[str | None] = set()
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_FILES) as pool:
         for finding in pool.map(check, files):
             if finding and finding.digest not in named:
                 named.add(finding.digest)
@@ -105,13 +107,23 @@ def _deep(blobs: list[tuple[Path, Manifest]], progress: Progress) -> Iterator[Fi
 
 
 def digest_of_file(path: Path, told: Callable[[int], None]) -> str:
-    """BLAKE3 of a file, read front to back so that the system reads ahead; ``told`` hears of each piece's bytes."""
-    hasher, buffer = blake3(), memoryview(bytearray(_CHUNK))
-    with open(path, "rb", buffering=0) as file:
+    """BLAKE3 of a file; ``told`` hears of each piece's bytes. A thread hashes a piece while this one reads the next."""
+    hasher, buffers = blake3(), deque(memoryview(bytearray(_CHUNK)) for _ in range(_BUFFERS))
+    waiting: deque[Future[int]] = deque()
+
+    def hashed(piece: memoryview) -> int:
+        hasher.update(piece)
+        return len(piece)
+
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1) as thread:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        while count := file.readinto(buffer):
-            hasher.update(buffer[:count])
-            told(count)
+        while count := file.readinto(buffers[0]):
+            waiting.append(thread.submit(hashed, buffers[0][:count]))
+            buffers.rotate()
+            if len(waiting) == _BUFFERS:
+                told(waiting.popleft().result())
+        for piece in waiting:
+            told(piece.result())
     return hasher.hexdigest()
 
 
