@@ -5,9 +5,9 @@ shard is computed by itself, in chunks of a fixed number of tokens, so that its 
 beside it nor on the device's memory.
 
 Memory on the device, with T tokens in the pass, t in its largest shard, b bytes an element:
-- the residual streams, T · hidden · b;
-- one shard's attention, t · (2 · heads + 2 · kv_heads) · head_dim · b;
-- one chunk's products, TOKEN_CHUNK · (2 · intermediate + …) · b;
+- the residual streams, T · hidden · b, and the tables of positions, T · rotary dimensions · 4;
+- a Llama's attention of one shard, t · (2 · heads + 2 · kv_heads) · head_dim · b; a DeepSeek-V3's: see deepseek.py;
+- one chunk's products, rows · (2 · intermediate + …) · b;
 - two layers, the one that computes and the one that arrives; all of them with a LayerCache.
 SmolLM2-135M in float32, 32k tokens in shards of 4k: 75 MB + 25 MB + 19 MB + 2 · 14 MB. The embedding table is read on
 the CPU and let go before the first layer.
@@ -16,6 +16,7 @@ the CPU and let go before the first layer.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,37 +24,58 @@ from torch import Tensor
 
 from errors import UserError
 from kimi_adapters.config import TextConfig
+from kimi_adapters.deepseek import DeepseekForward
+from kimi_adapters.deepseek_config import DeepseekConfig
+from kimi_adapters.device_paths import sizes
+from kimi_adapters.lanes import Lane, ShardTokens, pieces, positions, sample_bounds
 from kimi_adapters.layer_ids import check_layer_ids
-from kimi_adapters.llama import (
-    LayerWeights,
-    finish_layer,
-    inverse_frequencies,
-    pack_layer,
-    project_qkv,
-    rope_tables,
-)
+from kimi_adapters.llama_config import LlamaConfig
+from kimi_adapters.llama_stream import LlamaForward
 from kimi_adapters.weights import Checkpoint
 
-# Products of 512 rows run at the rate of large ones on a CPU, and keep their temporaries (6 MB here) in its cache.
+__all__ = ["Family", "LayerCache", "ShardTokens", "stream_states"]
+
+# Rows that a sink gets at once: 6 MB of a K2.5 state in bf16.
 TOKEN_CHUNK = 512
 
 Sink = Callable[[int, str, Tensor], None]
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class ShardTokens:
-    """A token shard: `input_ids` integers [T]; sample i is offsets[i]:offsets[i + 1], `offsets` integers [n + 1]."""
+class Family(Protocol):
+    """A family's forward over residual streams; one object serves one pass. A layer is whatever `load` gives."""
 
-    input_ids: Tensor
-    offsets: Tensor
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions [T], on the device."""
+        ...
+
+    def load(self, checkpoint: Checkpoint, index: int) -> Any:
+        """Layer `index` as it is stored, on the device; called by another thread while a layer computes."""
+        ...
+
+    def ready(self, layer: Any) -> Any:
+        """The layer as it computes: unpacked, once for all shards of a pass."""
+        ...
+
+    def through(self, layer: Any, lane: Lane, stream: Tensor) -> None:
+        """Replaces the residual stream [T, hidden] of one shard by what leaves the layer."""
+        ...
+
+
+def family_of(config: TextConfig, device: torch.device, dtype: torch.dtype) -> Family:
+    """The forward of a configuration's family."""
+    if isinstance(config, LlamaConfig):
+        return LlamaForward(config, device, dtype)
+    if isinstance(config, DeepseekConfig):
+        return DeepseekForward(config, device, dtype)
+    raise UserError(f"hidden states of the family {config.family} are not computed here.")
 
 
 @dataclass
 class LayerCache:
     """Layers that stay on the device from pass to pass, by index. One cache serves one checkpoint and dtype."""
 
-    layers: dict[int, LayerWeights] = field(default_factory=dict)
+    layers: dict[int, Any] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -80,82 +102,42 @@ def stream_states(
     config = checkpoint.config
     wanted = set(check_layer_ids(layer_ids, config.num_layers))
     device = torch.device(device)
-    lanes = [_Lane.of(number, shard, config, device) for number, shard in enumerate(shards)]
+    family = family_of(config, device, compute_dtype)
+    lanes = [_lane(number, shard, config, family, device) for number, shard in enumerate(shards)]
     table = checkpoint.embed()
     streams = [F.embedding(shard.input_ids.long(), table).to(device, compute_dtype) for shard in shards]
     del table
-    for index, layer in enumerate(_layers(checkpoint, device, compute_dtype, resident)):
+    for index, stored in enumerate(_layers(checkpoint, family, resident)):
+        layer = family.ready(stored)
         for lane, stream in zip(lanes, streams, strict=True):
             if index in wanted:
                 _emit(sink, lane, f"layer.{index}", stream, state_dtype)
-            _through_layer(layer, config, lane, stream)
+            family.through(layer, lane, stream)
+        del layer
         if progress:
             progress(index + 1, config.num_layers)
     for lane, stream in zip(lanes, streams, strict=True):
         _emit(sink, lane, "last", stream, state_dtype)
 
 
-@dataclass(frozen=True)
-class _Lane:
-    """What a shard needs in every layer: its samples' bounds, and cos and sin of each token's place in its sample."""
-
-    number: int
-    bounds: list[tuple[int, int]]
-    chunks: list[slice]
-    cos: Tensor
-    sin: Tensor
-
-    @staticmethod
-    def of(number: int, shard: ShardTokens, config: TextConfig, device: torch.device) -> "_Lane":
-        ids, offsets = shard.input_ids, shard.offsets.tolist()
-        bounds = list(zip(offsets, offsets[1:], strict=False))
-        total = len(ids)
-        if not offsets or offsets[0] != 0 or offsets[-1] != total or any(start > end for start, end in bounds):
-            raise UserError(f"shard {number} of the pass has offsets that do not cover its {total} tokens; make it again.")
-        if total and (int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size):
-            raise UserError(
-                f"shard {number} of the pass has token ids outside the verifier's vocabulary of {config.vocab_size}; "
-                "make the corpus with this verifier's tokenizer."
-            )
-        places = [torch.arange(end - start) for start, end in bounds]
-        positions = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
-        cos, sin = rope_tables(inverse_frequencies(config, device), positions.to(device))
-        chunks = [slice(start, min(start + TOKEN_CHUNK, total)) for start in range(0, total, TOKEN_CHUNK)]
-        return _Lane(number, bounds, chunks, cos, sin)
+def _lane(number: int, shard: ShardTokens, config: TextConfig, family: Family, device: torch.device) -> Lane:
+    samples = sample_bounds(number, shard, config.vocab_size)
+    cos, sin = family.tables(positions(samples))
+    return Lane(number, len(shard.input_ids), samples, sizes(device), cos, sin)
 
 
-def _through_layer(layer: LayerWeights, config: TextConfig, lane: _Lane, stream: Tensor) -> None:
-    """Replaces the residual stream [T, hidden] of a shard by what leaves the layer."""
-    total, groups = len(stream), config.num_heads // config.num_kv_heads
-    q = stream.new_empty(total, config.num_heads, config.head_dim)
-    k = stream.new_empty(total, config.num_kv_heads, config.head_dim)
-    v = torch.empty_like(k)
-    for chunk in lane.chunks:
-        q[chunk], k[chunk], v[chunk] = project_qkv(layer, config, stream[chunk], lane.cos[chunk], lane.sin[chunk])
-    attended = torch.empty_like(q)
-    for start, end in lane.bounds:
-        if start < end:
-            query, key, value = (part[start:end].transpose(0, 1)[None] for part in (q, k, v))
-            out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=groups > 1)
-            attended[start:end] = out[0].transpose(0, 1)
-    for chunk in lane.chunks:
-        stream[chunk] = finish_layer(layer, config, stream[chunk], attended[chunk].flatten(1))
-
-
-def _emit(sink: Sink, lane: _Lane, name: str, stream: Tensor, dtype: torch.dtype) -> None:
-    for chunk in lane.chunks:
+def _emit(sink: Sink, lane: Lane, name: str, stream: Tensor, dtype: torch.dtype) -> None:
+    for chunk in pieces(0, lane.total, TOKEN_CHUNK):
         sink(lane.number, name, stream[chunk].to("cpu", dtype, copy=True))
 
 
-def _layers(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, resident: LayerCache | None
-) -> Iterator[LayerWeights]:
+def _layers(checkpoint: Checkpoint, family: Family, resident: LayerCache | None) -> Iterator[Any]:
     """The layers in order; while one is in use, a thread reads the next."""
 
-    def load(index: int) -> LayerWeights:
+    def load(index: int) -> Any:
         if resident is not None and index in resident.layers:
             return resident.layers[index]
-        layer = pack_layer(checkpoint.layer(index, dtype, device))
+        layer = family.load(checkpoint, index)
         if resident is not None:
             resident.layers[index] = layer
         return layer

@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kimi_adapters.config import TextConfig
-
-FEW_ROWS = 64
+from kimi_adapters.layers import linear, rms_norm, swiglu
+from kimi_adapters.llama_config import LlamaConfig
 
 
 @dataclass(frozen=True)
@@ -58,27 +56,7 @@ def pack_layer(tensors: Mapping[str, Tensor]) -> LayerWeights:
     )
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension, the mean in float32; the dtype of x."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in] · weightᵀ + bias, weight [out, in].
-
-    For few rows on a CPU the weight goes on the left: MKL then takes 0.5 to 0.9 of the time (4 rows of SmolLM2's head:
-    17 ms for 34; 48 rows of its layers: 200 for 280).
-    """
-    rows = x.numel() // x.shape[-1]
-    if x.device.type != "cpu" or not 1 < rows <= FEW_ROWS:
-        return F.linear(x, weight, bias)
-    out = (weight @ x.reshape(rows, -1).t()).t().contiguous().view(*x.shape[:-1], -1)
-    return out if bias is None else out + bias
-
-
-def inverse_frequencies(config: TextConfig, device: torch.device | str) -> Tensor:
+def inverse_frequencies(config: LlamaConfig, device: torch.device | str) -> Tensor:
     """Rotary inverse frequencies, float32 [head_dim / 2]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
@@ -106,7 +84,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (wide * cos + turned * sin).to(x.dtype)
 
 
-def project_qkv(layer: LayerWeights, config: TextConfig, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project_qkv(layer: LayerWeights, config: LlamaConfig, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The attention's inputs of the residual stream x [..., hidden]: q [..., heads, D], k and v [..., kv_heads, D]."""
     normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
     heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
@@ -115,10 +93,10 @@ def project_qkv(layer: LayerWeights, config: TextConfig, x: Tensor, cos: Tensor,
     return qk[..., : config.num_heads, :], qk[..., config.num_heads :, :], heads[..., rotated:, :]
 
 
-def finish_layer(layer: LayerWeights, config: TextConfig, x: Tensor, attended: Tensor) -> Tensor:
+def finish_layer(layer: LayerWeights, config: LlamaConfig, x: Tensor, attended: Tensor) -> Tensor:
     """The residual stream [..., hidden] that leaves the layer, from the one that entered and the heads' outputs
     [..., heads · D]: output projection, then the SwiGLU block."""
     x = x + linear(attended, layer.output, layer.output_bias)
     normed = rms_norm(x, layer.mlp_norm, config.rms_norm_eps)
-    gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-    return x + linear(F.silu(gate) * up, layer.down, layer.down_bias)
+    inner = swiglu(linear(normed, layer.gate_up, layer.gate_up_bias))
+    return x + linear(inner, layer.down, layer.down_bias)

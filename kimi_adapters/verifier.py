@@ -8,16 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from errors import UserError
-from kimi_adapters.config import TextConfig
-from kimi_adapters.llama import (
-    finish_layer,
-    inverse_frequencies,
-    linear,
-    pack_layer,
-    project_qkv,
-    rms_norm,
-    rope_tables,
-)
+from kimi_adapters.layers import linear, rms_norm
+from kimi_adapters.llama import finish_layer, inverse_frequencies, pack_layer, project_qkv, rope_tables
+from kimi_adapters.llama_config import LlamaConfig
 from kimi_adapters.weights import Checkpoint
 
 
@@ -41,7 +34,7 @@ class KVCache:
     slots past a row's length hold finite leftovers that the mask hides.
     """
 
-    def __init__(self, config: TextConfig, rows: int, capacity: int, device: torch.device, dtype: torch.dtype):
+    def __init__(self, config: LlamaConfig, rows: int, capacity: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, rows, config.num_kv_heads, capacity, config.head_dim)
         self.capacity = capacity
         # Zeros, not empty: a NaN in a hidden slot would come through, 0 · NaN being NaN.
@@ -101,9 +94,14 @@ class Step:
 
 
 class Verifier:
-    """A resident Llama. UserError when the checkpoint lacks a tensor."""
+    """A resident Llama. UserError when the checkpoint lacks a tensor, or is of a family that does not decode here."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
+        if not isinstance(checkpoint.config, LlamaConfig):
+            raise UserError(
+                f"{checkpoint.directory} is of the family {checkpoint.config.family}, which does not decode here; "
+                "take answers and acceptance from an engine's endpoint."
+            )
         self.config = checkpoint.config
         self.device = torch.device(device)
         self.dtype = dtype

@@ -1,19 +1,25 @@
 """A checkpoint's text tensors by role. Importing this module loads no torch; reading a tensor does."""
 
 import json
+import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from errors import UserError
 from kimi_adapters.config import TextConfig, read_config
+from kimi_adapters.deepseek_config import DeepseekConfig
+from kimi_adapters.deepseek_layout import layer_tensors
 from kimi_adapters.tensor_file import TensorEntry, TensorFile
 
 if TYPE_CHECKING:
     import torch
 
 ROLES = ("embed", "norm", "lm_head", "layer")
+INDEX = "model.safetensors.index.json"
+_log = logging.getLogger(__name__)
 
 # The text model sits under "model.", under "language_model.model." (Kimi-K2.5) or under "model.language_model.";
 # the towers for other media have names that these components do not lead to.
@@ -41,40 +47,48 @@ def role_of(tensor_name: str) -> str | None:
 def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, Path, TensorEntry]]:
     """Every text tensor as (role, canonical name, file, entry), sorted by role and name: what its hash is taken over.
 
-    A head tied to the embeddings has no entry of its own. UserError: missing or malformed files.
+    Packed weights are there with their scales and shapes; a head tied to the embeddings has no entry of its own, and
+    layers that predict further tokens are left out. UserError: missing or malformed files.
     """
+    checkpoint = Checkpoint(directory)
     found = []
-    for path in weight_files(directory):
-        with TensorFile(path) as file:
-            for tensor_name, entry in file.entries.items():
-                name, role = canonical_name(tensor_name), role_of(tensor_name)
-                if name is not None and role is not None:
-                    found.append((role, name, path, entry))
+    for name in checkpoint.names:
+        file, tensor_name = checkpoint.location(name)
+        found.append((_ROLE_BY_NAME.get(name, "layer"), name, file.path, file.entry(tensor_name)))
     return sorted(found, key=lambda item: (ROLES.index(item[0]), item[1]))
 
 
 def weight_files(directory: str | os.PathLike[str]) -> list[Path]:
     """The safetensors files of a checkpoint: those its index names, else model.safetensors. UserError when missing."""
     root = Path(directory)
-    index = root / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.exists():
-        try:
-            with open(index, encoding="utf-8") as file:
-                names = sorted(set(json.load(file)["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{index} is not a safetensors index; restore it.") from error
+    names = sorted(set(_weight_map(root).values())) or ["model.safetensors"]
     missing = [name for name in names if not (root / name).exists()]
     if missing:
         raise UserError(f"{root} lacks {', '.join(missing[:3])}; give a directory with the verifier's safetensors.")
     return [root / name for name in names]
 
 
+def _weight_map(root: Path) -> dict[str, str]:
+    """The index's file of each tensor; empty without an index."""
+    index = root / INDEX
+    if not index.exists():
+        return {}
+    try:
+        with open(index, encoding="utf-8") as file:
+            names = json.load(file)["weight_map"]
+        if not names or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is not a safetensors index; restore it.") from error
+    return dict(names)
+
+
 class Checkpoint:
     """A verifier's directory: `config`, `files` (paths) and `names` (canonical names of the text tensors).
 
-    UserError when files are missing or broken, or when the layers do not match the configuration's count: an engine
-    that silently drops a layer gives states that look right.
+    All that can be known from the files' headers is checked at opening. UserError when files are missing or broken,
+    or when layers or their tensors are not what the configuration says: an engine that silently drops a layer gives
+    states that look right, and a tensor missing in layer 60 would be found after hours.
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
@@ -82,19 +96,35 @@ class Checkpoint:
         self.config: TextConfig = read_config(directory)
         self.files = weight_files(directory)
         self._location: dict[str, tuple[TensorFile, str]] = {}
-        for path in self.files:
-            file = TensorFile(path)
-            for tensor_name in file.entries:
-                name = canonical_name(tensor_name)
-                if name is not None:
-                    self._location[name] = (file, tensor_name)
-        self.names = list(self._location)
         self._layer_names: dict[int, list[str]] = {}
-        for name in self.names:
-            match = _TEXT_TENSOR.match(name)
-            if match and match["layer"]:
-                self._layer_names.setdefault(int(match["layer"]), []).append(name)
+        files = {path.name: TensorFile(path) for path in self.files}
+        self._check_index(files)
+        others = sum(not self._place(file, name) for file in files.values() for name in file.entries)
+        if others:
+            _log.info("%s: %d tensors are not the text model's and are left out", self.directory, others)
+        self.names = list(self._location)
+        for name in ("embed_tokens.weight", "norm.weight", self.lm_head_name):
+            self.location(name)
         self._check_layers()
+
+    def _check_index(self, files: dict[str, TensorFile]) -> None:
+        for name, file_name in _weight_map(self.directory).items():
+            if name not in files[file_name].entries:
+                raise UserError(f"{self.directory / file_name} lacks {name!r}, which {INDEX} says it has; restore it.")
+
+    def _place(self, file: TensorFile, tensor_name: str) -> bool:
+        """Notes where a tensor is; False when the text model's forward has none such."""
+        name = canonical_name(tensor_name)
+        match = _TEXT_TENSOR.match(tensor_name)
+        if name is None or match is None:
+            return False
+        if match["layer"]:
+            index, config = int(match["layer"]), self.config
+            if isinstance(config, DeepseekConfig) and 0 <= index - config.num_layers < config.mtp_layers:
+                return False
+            self._layer_names.setdefault(index, []).append(name)
+        self._location[name] = (file, tensor_name)
+        return True
 
     def _check_layers(self) -> None:
         expected = self.config.num_layers
@@ -103,19 +133,71 @@ class Checkpoint:
                 f"{self.directory} has weights of {len(self._layer_names)} layers where its config.json says "
                 f"{expected}; complete the checkpoint."
             )
+        if isinstance(self.config, DeepseekConfig):
+            for index in range(expected):
+                self._check_tensors(self.config, index)
+
+    def _check_tensors(self, config: DeepseekConfig, index: int) -> None:
+        prefix = f"layers.{index}."
+        wanted = {prefix + name: expected for name, expected in layer_tensors(config, index).items()}
+        extra = sorted(set(self._layer_names[index]) - set(wanted))
+        for name, expected in wanted.items():
+            if name not in self._location:
+                beside = f" and has {extra[0]!r}, which it does not read" if extra else ""
+                raise UserError(f"{self.directory} has no tensor {name!r}{beside}; complete the checkpoint.")
+            file, tensor_name = self._location[name]
+            entry = file.entry(tensor_name)
+            if entry.shape != expected.shape or entry.dtype not in expected.dtypes:
+                raise UserError(
+                    f"{file.path} has {name!r} as {entry.dtype} {list(entry.shape)} where its config.json makes it "
+                    f"{' or '.join(expected.dtypes)} {list(expected.shape)}; restore the checkpoint."
+                )
+        if extra:
+            raise UserError(
+                f"{self.directory} has the tensor {extra[0]!r}, which its config.json does not account for; "
+                "restore the checkpoint."
+            )
+
+    def location(self, name: str) -> tuple[TensorFile, str]:
+        """The file of a canonical name and the tensor's name in it. UserError if missing."""
+        if name not in self._location:
+            raise UserError(f"{self.directory} has no tensor {name!r}; complete the checkpoint.")
+        return self._location[name]
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu") -> "torch.Tensor":
         """A tensor by its canonical name, in its stored dtype unless `dtype` says otherwise. UserError if missing."""
-        import torch
-
-        if name not in self._location:
-            raise UserError(f"{self.directory} has no tensor {name!r}; complete the checkpoint.")
-        file, tensor_name = self._location[name]
+        file, tensor_name = self.location(name)
         entry = file.entry(tensor_name)
-        tensor = torch.empty(entry.shape, dtype=torch_dtype(entry.dtype))
-        if tensor.numel():
-            file.read_into(tensor_name, tensor.reshape(-1).view(torch.uint8).numpy().data)
+        tensor = _empty(entry.shape, entry.dtype)
+        _fill(file, tensor_name, tensor)
         return tensor.to(device=device, dtype=dtype or tensor.dtype)
+
+    def read_stacked(
+        self, names: Sequence[Sequence[str]], dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
+    ) -> "torch.Tensor":
+        """Matrices of one shape as [len(names), len(names[0]) · rows, columns]: those of names[i] over one another.
+
+        Each is read into its place, with no copy between.
+        """
+        file, tensor_name = self.location(names[0][0])
+        entry = file.entry(tensor_name)
+        rows, columns = entry.shape
+        stack = _empty((len(names), len(names[0]) * rows, columns), entry.dtype)
+        for i, parts in enumerate(names):
+            for j, name in enumerate(parts):
+                file, tensor_name = self.location(name)
+                if file.entry(tensor_name).dtype != entry.dtype:
+                    raise UserError(f"{file.path} has {name!r} in another dtype than its neighbours; restore the checkpoint.")
+                _fill(file, tensor_name, stack[i, j * rows : (j + 1) * rows])
+        return stack.to(device=device, dtype=dtype or stack.dtype)
+
+    def check_values(self, name: str, expected: Sequence[int]) -> None:
+        """UserError unless the integer tensor holds just these values."""
+        found = self.read(name).tolist()
+        if found != list(expected):
+            raise UserError(
+                f"{self.directory} has {name!r} = {found} where its config.json makes it {list(expected)}; restore it."
+            )
 
     def embed(self, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu") -> "torch.Tensor":
         """The embedding table, [vocab, hidden]."""
@@ -140,6 +222,20 @@ class Checkpoint:
         """The tensors of layer `index` by their names inside it ("self_attn.q_proj.weight")."""
         prefix = f"layers.{index}."
         return {name.removeprefix(prefix): self.read(name, dtype, device) for name in self._layer_names[index]}
+
+
+def _empty(shape: Sequence[int], dtype: str) -> "torch.Tensor":
+    import torch
+
+    return torch.empty(tuple(shape), dtype=torch_dtype(dtype))
+
+
+def _fill(file: TensorFile, tensor_name: str, tensor: "torch.Tensor") -> None:
+    """Reads a stored tensor into a contiguous one on the CPU."""
+    import torch
+
+    if tensor.numel():
+        file.read_into(tensor_name, tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def torch_dtype(name: str) -> "torch.dtype":

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from kimi_adapters.config import TextConfig
 from kimi_adapters.draft_vocabulary import DraftVocabulary
+from kimi_adapters.llama_config import LlamaConfig
 from kimi_adapters.packing import ShardFiles
 from kimi_adapters.torch_file import write_tensors
 
 LAYER_IDS = [1, 3, 5]
-VERIFIER = TextConfig(
+VERIFIER = LlamaConfig(
     family="llama",
     hidden_size=32,
     num_layers=6,

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from errors import UserError
-from kimi_adapters.config import Llama3Scaling, TextConfig, numeric_identity, read_config
+from kimi_adapters.config import numeric_identity, read_config
+from kimi_adapters.llama_config import Llama3Scaling, LlamaConfig
 from tests.kimi_adapters.llama_fixtures import LLAMA3_ROPE, SIZES
 
 LLAMA = {"model_type": "llama", **SIZES}
 
 
-def read(folder: Path, values: dict[str, Any]) -> TextConfig:
+def read(folder: Path, values: dict[str, Any]) -> LlamaConfig:
     (folder / "config.json").write_text(json.dumps(values))
-    return read_config(folder)
+    config = read_config(folder)
+    assert isinstance(config, LlamaConfig)
+    return config
 
 
 def test_both_spellings_of_rotary_settings(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import torch
 from speculators.models.eagle3 import Eagle3DraftModel
 
 from errors import UserError
-from kimi_adapters.config import Llama3Scaling
 from kimi_adapters.draft import VerifierRows, build_draft, draft_config, save_draft, trainable_state
 from kimi_adapters.draft_vocabulary import DraftVocabulary
+from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.tensor_file import TensorFile
 from tests.kimi_adapters.draft_fixtures import (
