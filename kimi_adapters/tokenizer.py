@@ -1,4 +1,4 @@
-"""A verifier's tokenizer, from tokenizer.json alone."""
+"""A verifier's tokenizer, from tokenizer.json, else from the tiktoken.model that Kimi is published with."""
 
 import os
 from collections.abc import Sequence
@@ -7,26 +7,35 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 
 from errors import UserError
+from kimi_adapters import tiktoken_file
 
 
 class Tokenizer:
     """Encodes plain text: the text of a special token ("<|im_end|>") becomes ordinary tokens, so that what a user
-    writes can neither end a turn nor begin one. UserError: no tokenizer.json, or one that cannot be read."""
+    writes can neither end a turn nor begin one. UserError: neither file, or one that cannot be read."""
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.path = Path(directory) / "tokenizer.json"
+        published = Path(directory) / tiktoken_file.FILE
+        if published.exists() and not self.path.exists():
+            self.path = published
+            self._backend = tiktoken_file.read_backend(Path(directory))
+        else:
+            self._backend = self._read()
+        self._backend.encode_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    def _read(self) -> Backend:
         try:
             with open(self.path, encoding="utf-8") as file:
-                self._backend = Backend.from_str(file.read())
+                return Backend.from_str(file.read())
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be read ({error.strerror}); give a directory that has a tokenizer.json."
             ) from error
         except Exception as error:  # the library raises the bare class
             raise UserError(f"{self.path} is not a tokenizer ({error}); restore it.") from error
-        self._backend.encode_special_tokens = True
-        self._backend.no_truncation()
-        self._backend.no_padding()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; nothing is added before or after."""
@@ -54,9 +63,10 @@ class Tokenizer:
         return self._backend.token_to_id(token) is not None
 
     def special_ids(self) -> list[int]:
-        """Ids of the special tokens, rising."""
+        """Ids of the special tokens, rising; those that tiktoken's kind only sets aside are no use to anybody."""
         added = self._backend.get_added_tokens_decoder()
-        return sorted(token_id for token_id, token in added.items() if token.special)
+        named = {i for i, token in added.items() if token.special and token.content != tiktoken_file.reserved_name(i)}
+        return sorted(named)
 
     @property
     def vocab_size(self) -> int:
