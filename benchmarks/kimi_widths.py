@@ -29,6 +29,7 @@ ROPE = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096
 STORED = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int32: "I32"}
 # The spread of the router's corrections: sigmoids of the random routers here spread by 0.2.
 SKEWED = 0.3
+CORRECTION, EVEN = "e_score_correction_bias", "even_correction_bias"
 
 
 def values() -> dict[str, Any]:
@@ -120,19 +121,27 @@ def _write_layer(folder: Path, c: DeepseekConfig, index: int, skew: float) -> tu
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, one in expected.items():
-            if name.endswith("weight_shape"):
+            if name.endswith(CORRECTION):
+                yield prefix + name, random_tensor(c, name, one.shape, random, skew)
+                yield prefix + name.replace(CORRECTION, EVEN), random_tensor(c, name, one.shape, random, 0.0)
+            elif name.endswith("weight_shape"):
                 packed = expected[name.replace("shape", "packed")].shape
                 yield prefix + name, torch.tensor([packed[0], packed[1] * 8], dtype=torch.int32)
             else:
                 yield prefix + name, random_tensor(c, name, one.shape, random, skew)
 
-    return _write(folder / f"layer-{index}.safetensors", tensors(), {prefix + n: one.shape for n, one in expected.items()})
+    shapes = {}
+    for name, one in expected.items():
+        shapes[prefix + name] = one.shape
+        if name.endswith(CORRECTION):
+            shapes[prefix + name.replace(CORRECTION, EVEN)] = one.shape
+    return _write(folder / f"layer-{index}.safetensors", tensors(), shapes)
 
 
 def _write(path: Path, tensors: Iterator[tuple[str, Tensor]], shapes: dict[str, Any]) -> tuple[str, list[str]]:
     def stored(name: str) -> str:
         last = name.rpartition(".")[2]
-        return "I32" if last in ("weight_packed", "weight_shape") else "F32" if last == "e_score_correction_bias" else "BF16"
+        return "I32" if last in ("weight_packed", "weight_shape") else "F32" if last in (CORRECTION, EVEN) else "BF16"
 
     full = {f"language_model.{name}": shape for name, shape in shapes.items()}
     with open(path, "wb") as file:
@@ -144,7 +153,12 @@ def _write(path: Path, tensors: Iterator[tuple[str, Tensor]], shapes: dict[str, 
 
 
 class RoundCheckpoint(Checkpoint):
-    """A checkpoint of few layers read round and round: as many as its configuration says come out of those on disk."""
+    """A checkpoint of few layers read round and round: as many as its configuration says come out of those on disk.
+
+    `skewed`: with the corrections of the router that send most tokens to few experts; else with none.
+    """
+
+    skewed = False
 
     def _check_layers(self) -> None:
         self._mixtures = len(self._layer_names) - 1
@@ -155,4 +169,7 @@ class RoundCheckpoint(Checkpoint):
         if head == "layers" and dot:
             index, _, part = rest.partition(".")
             name = f"layers.{1 + (int(index) - 1) % self._mixtures if int(index) else 0}.{part}"
-        return super().location(name)
+        file, stored = super().location(name)
+        if stored.endswith(CORRECTION) and not self.skewed:
+            return file, stored.replace(CORRECTION, EVEN)
+        return file, stored

@@ -5,7 +5,8 @@ Memory on the device beside the layers, b bytes an element, at K2.5's sizes in b
   0.7 GB; 2.7 GB for a sample of 32k, 10.7 GB for one of 128k;
 - routed products, of 32,768 tokens: k · hidden · b = 115 kB a token of experts' outputs and 28 kB of float32 sum:
   4.7 GB; one group of 48 experts in between, 1/8 of k · (hidden + 3 · width) · b = 27 kB a token: 0.9 GB;
-- one layer's experts unpacked, 384 · 3 · 2048 · 7168 · b = 33.8 GB, and two layers packed, 2 · 9.5 GB.
+- one layer's experts unpacked, 384 · 3 · 2048 · 7168 · b = 33.8 GB, two layers packed, 2 · 9.8 GB, and, while a layer is
+  unpacked, 48 experts' matrices of gate and up about three times over, 8 GB.
 """
 
 from collections.abc import Mapping
@@ -77,10 +78,12 @@ class DeepseekForward:
     def through(self, layer: Layer, lane: Lane, stream: Tensor) -> None:
         """Replaces the residual stream [T, hidden] of a shard by what leaves the layer."""
         mla.attend(layer.attention, self.config, lane, stream)
-        if layer.router is None or not isinstance(layer.experts, Experts):
+        if layer.router is None:
             for rows in lane.chunks():
                 stream[rows] += _through_block(layer.block, self._normed(layer, stream[rows]))
             return
+        if not isinstance(layer.experts, Experts):
+            raise ValueError("a layer with packed experts must be made ready first")
         for rows in lane.expert_chunks():
             self._through_experts(layer, layer.router, layer.experts, stream[rows])
 

@@ -20,6 +20,7 @@ from kimi_adapters import mla
 from kimi_adapters.deepseek import Block, DeepseekForward, Layer
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.device_paths import causal_attention
+from kimi_adapters.grouped_kernels import HALF, fits, grouped_product, grouped_swiglu
 from kimi_adapters.lanes import Lane, Span
 from kimi_adapters.layers import linear
 from kimi_adapters.mla import LATENT_NORM_EPS
@@ -28,12 +29,15 @@ from kimi_adapters.moe import Experts, PackedExperts, Router, route
 from kimi_adapters.moe_kernels import choose_experts, combine_rows, sort_by_expert, spread_rows, swiglu_rows, unpack_int4
 from kimi_adapters.weights import Checkpoint
 
+USE_TRITON = True
+
 
 @dataclass
 class Room:
     """Where a layer's experts are unpacked: 33.8 GB of K2.5, kept from layer to layer and from pass to pass."""
 
     experts: Experts | None = None
+    paired: bool = False  # gate_up as grouped_kernels.grouped_swiglu takes it
 
 
 def has_kernels_for(config: DeepseekConfig) -> bool:
@@ -77,7 +81,8 @@ class FusedDeepseek(DeepseekForward):
         if self._room.experts is None:
             self._room.experts = Experts(_room_for(packed.gate_up), _room_for(packed.down))
         room = self._room.experts
-        unpack_int4(packed.gate_up, packed.gate_up_scale, room.gate_up)
+        self._room.paired = USE_TRITON and fits(*room.gate_up.shape[1:]) and fits(*room.down.shape[1:])
+        unpack_int4(packed.gate_up, packed.gate_up_scale, room.gate_up, HALF if self._room.paired else 0)
         unpack_int4(packed.down, packed.down_scale, room.down)
         return replace(layer, experts=room)
 
@@ -133,9 +138,16 @@ class FusedDeepseek(DeepseekForward):
         back, ends = sort_by_expert(chosen, self.config.num_experts)
         shared = _through_block(layer.block, normed)
         rows = spread_rows(normed, back, normed.new_empty(back.numel(), normed.shape[1]))
-        inner = swiglu_rows(torch._grouped_mm(rows, experts.gate_up.transpose(1, 2), offs=ends))
+        tiled = self._room.paired and experts is self._room.experts
+        if tiled:
+            inner = grouped_swiglu(rows, experts.gate_up, ends)
+        else:
+            inner = swiglu_rows(torch._grouped_mm(rows, experts.gate_up.transpose(1, 2), offs=ends))
         del rows  # its memory takes the outputs
-        outputs = torch._grouped_mm(inner, experts.down.transpose(1, 2), offs=ends)
+        if tiled:
+            outputs = grouped_product(inner, experts.down, ends)
+        else:
+            outputs = torch._grouped_mm(inner, experts.down.transpose(1, 2), offs=ends)
         combine_rows(stream, shared, outputs, back, weights)
 
     def _routed(self, normed: Tensor, router: Router) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,15 @@ def sizes(device: torch.device) -> Sizes:
     return _CPU if device.type == "cpu" else _CUDA
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody uses now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with open("/proc/meminfo", encoding="ascii") as file:
+        available = next(line.split()[1] for line in file if line.startswith("MemAvailable"))
+    return int(available) * 1024
+
+
 def grouped_linear(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
     """Rows of x [R, in] through their own expert's weight [E, out, in]; expert e has the rows up to `ends[e]`."""
     if _has_grouped_products(x):

@@ -24,7 +24,7 @@ from errors import UserError
 from kimi_adapters.config import TextConfig
 from kimi_adapters.deepseek import DeepseekForward
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.device_paths import has_fused_kernels, sizes
+from kimi_adapters.device_paths import free_bytes, has_fused_kernels, sizes
 from kimi_adapters.lanes import Lane, ShardTokens, positions, sample_bounds
 from kimi_adapters.layer_ids import check_layer_ids
 from kimi_adapters.llama_config import LlamaConfig
@@ -73,9 +73,19 @@ def family_of(config: TextConfig, device: torch.device, dtype: torch.dtype) -> F
 
 @dataclass
 class LayerCache:
-    """Layers that stay on the device from pass to pass, by index. One cache serves one checkpoint and dtype."""
+    """Layers that stay on the device from pass to pass, by index, where all of them fit.
+
+    One cache serves one checkpoint and dtype. Kept are all layers or none: with some, every pass would still wait for
+    the slowest of the others.
+    """
 
     layers: dict[int, Any] = field(default_factory=dict)
+
+    def fits(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether layers are kept: when they take no more than half of the device's free memory, as they are stored
+        or in `dtype`, whichever is wider."""
+        stored = checkpoint.layer_bytes * max(1.0, dtype.itemsize / 2)
+        return bool(self.layers) or stored <= free_bytes(device) / 2
 
 
 @torch.no_grad()
@@ -97,7 +107,7 @@ def stream_states(
     after the last layer, before the final norm: chunks [rows, hidden] of shard number `shard`, on the CPU
     in `state_dtype`, in the order of the file. On an NVIDIA GPU the sink is called by another thread, and the chunk's
     memory is used again once it returns. `progress(layers done, layers)` follows each layer. With `resident`, layers
-    found there are not read and layers read are left there.
+    found there are not read and layers read are left there, if all of them fit.
 
     `transport` is a GpuTransport that serves many passes: then states may still be on their way to the sink when this
     returns; `transport.then` tells when they are there. Without one, all of them have been through the sink.
@@ -106,16 +116,16 @@ def stream_states(
     """
     device = torch.device(device)
     if transport is not None:
-        _pass(shards, checkpoint.config, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, transport)
+        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, transport)
         return
     with transport_for(checkpoint, device) as own:
-        _pass(shards, checkpoint.config, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, own)
+        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, own)
         own.finish()
 
 
 def _pass(
     shards: Sequence[ShardTokens],
-    config: TextConfig,
+    checkpoint: Checkpoint,
     layer_ids: Sequence[int],
     sink: Sink,
     device: torch.device,
@@ -125,10 +135,13 @@ def _pass(
     progress: Progress | None,
     transport: Transport,
 ) -> None:
+    config = checkpoint.config
     wanted = set(check_layer_ids(layer_ids, config.num_layers))
     family = family_of(config, device, compute_dtype)
     lanes = [_lane(number, shard, config, family, device) for number, shard in enumerate(shards)]
     streams = transport.embedded([shard.input_ids for shard in shards], compute_dtype)
+    if resident is not None and not resident.fits(checkpoint, device, compute_dtype):
+        resident = None
     for index, stored in enumerate(transport.layers(family, resident.layers if resident is not None else None)):
         layer = family.ready(stored)
         for lane, stream in zip(lanes, streams, strict=True):

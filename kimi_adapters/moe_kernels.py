@@ -9,30 +9,45 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WORDS = 1024  # int32 words that one program unpacks
 COLUMNS = 1024  # columns of a row that one program moves
 
 
 @triton.jit
-def _unpack(packed, scale, out, words, GROUP_WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < words
-    word = tl.load(packed + at, mask=inside, other=0)
-    factor = tl.load(scale + at // GROUP_WORDS, mask=inside, other=0.0).to(tl.float32)
+def _unpack(
+    packed, scale, out, rows, words, half, GROUP_WORDS: tl.constexpr, PAIRED: tl.constexpr, ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    inside = (row < rows)[:, None] & (column < words)[None, :]
+    word = tl.load(packed + row[:, None] * words + column[None, :], mask=inside, other=0)
+    groups = words // GROUP_WORDS
+    factor = tl.load(scale + row[:, None] * groups + column[None, :] // GROUP_WORDS, mask=inside, other=0.0).to(tl.float32)
     place = tl.arange(0, 8)
     # 0x43000000 is 128.0 in float32, with bit 16 worth 1: the nibble lands there without a conversion.
-    bits = (((word[:, None] >> (place * 4)[None, :]) & 0xF) << 16) | 0x43000000
-    value = (bits.to(tl.float32, bitcast=True) - 136.0) * factor[:, None]
-    tl.store(out + at[:, None] * 8 + place[None, :], value.to(out.dtype.element_ty), mask=inside[:, None])
+    bits = (((word[:, :, None] >> (place * 4)[None, None, :]) & 0xF) << 16) | 0x43000000
+    value = (bits.to(tl.float32, bitcast=True) - 136.0) * factor[:, :, None]
+    if PAIRED > 0:
+        inner = row % (2 * half)
+        up = inner // half
+        inner -= up * half
+        row = row // (2 * half) * (2 * half) + inner // PAIRED * (2 * PAIRED) + up * PAIRED + inner % PAIRED
+    target = (row[:, None] * words + column[None, :])[:, :, None] * 8 + place[None, None, :]
+    tl.store(out + target, value.to(out.dtype.element_ty), mask=inside[:, :, None])
 
 
-def unpack_int4(packed: Tensor, scale: Tensor, out: Tensor) -> Tensor:
-    """Weights into `out` bf16 [..., in], from int32 [..., in / 8] and bf16 scales [..., in / group]; returns `out`.
+def unpack_int4(packed: Tensor, scale: Tensor, out: Tensor, paired: int = 0) -> Tensor:
+    """Weights into `out` bf16 [E, out, in], from int32 [E, out, in / 8] and bf16 scales [E, out, in / group]; returns `out`.
 
-    (nibble - 8) · scale, rounded once to bf16: the bits of int4.unpack. 2.5 bytes a weight.
+    (nibble - 8) · scale, rounded once to bf16: the bits of int4.unpack. 2.6 bytes a weight. With `paired`, which divides
+    half the rows, that many rows of the first half are followed by as many of the second, and so on.
     """
-    words, group_words = packed.numel(), packed.numel() // scale.numel()
-    _unpack[(triton.cdiv(words, WORDS),)](packed, scale, out, words, GROUP_WORDS=group_words, BLOCK=WORDS)
+    experts, rows, words = packed.shape
+    grid = (triton.cdiv(experts * rows, 8), triton.cdiv(words, 128))
+    _unpack[grid](
+        packed, scale, out, experts * rows, words, max(1, rows // 2), GROUP_WORDS=words // scale.shape[-1], PAIRED=paired,
+        ROWS=8, WORDS=128,
+    )  # fmt: skip
     return out
 
 

@@ -13,6 +13,7 @@ from kimi_adapters.config_fields import Fields
 FORMAT = "pack-quantized"
 BITS = 4
 PER_WORD = 8  # values of 4 bits in an int32
+_NOT_READ = ("kv_cache_scheme", "sparsity_config", "transform_config")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def parse_quantization(values: dict[str, Any] | None, where: str) -> Int4Groups 
     _need(fields, "quant_method", "compressed-tensors")
     _need(fields, "format", FORMAT)
     groups = list(fields.inside("config_groups").values.values())
-    if len(groups) != 1 or fields.values.get("kv_cache_scheme") or fields.values.get("sparsity_config"):
+    if len(groups) != 1 or any(fields.values.get(other) for other in _NOT_READ):
         raise UserError(f"{where} has a quantization of several parts; supported: one config group, weights alone.")
     group = Fields(groups[0], where)
     if group.values.get("input_activations") or group.values.get("output_activations"):

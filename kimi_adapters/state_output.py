@@ -28,7 +28,7 @@ class StateOutput:
     """
 
     def __init__(self, device: torch.device, held_bytes: int):
-        self._device = device
+        self._device = device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._stream = torch.cuda.Stream(device)
         self._held_bytes = held_bytes
         self._held = 0

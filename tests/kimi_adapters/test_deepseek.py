@@ -12,7 +12,8 @@ from kimi_adapters import device_paths
 from kimi_adapters.layer_stream import LayerCache, ShardTokens
 from kimi_adapters.layers import rms_norm
 from kimi_adapters.moe import Router
-from kimi_adapters.tiny_checkpoint import Options, make
+from kimi_adapters.tiny_checkpoint import make
+from kimi_adapters.tiny_config import Options
 from kimi_adapters.weights import Checkpoint
 from tests.kimi_adapters.deepseek_fixtures import ours, samples_of, shard_of, theirs, transformers_model
 
@@ -105,6 +106,17 @@ def test_the_bytes_of_a_shard_do_not_depend_on_its_company(folder: Path, device:
     ]
     for states in passes:
         assert all(torch.equal(one[name], other[name]) for one, other in zip(alone, states, strict=True) for name in NAMES)
+
+
+def test_layers_stay_only_where_all_of_them_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LayerCache()
+    half = Checkpoint(folder).layer_bytes * 2 * 2 - 1  # float32 is twice as wide as what is stored
+    monkeypatch.setattr("kimi_adapters.layer_stream.free_bytes", lambda device: half)
+    ours([SHARD], folder, LAYERS, resident=cache)
+    assert cache.layers == {}
+    monkeypatch.setattr("kimi_adapters.layer_stream.free_bytes", lambda device: half + 1)
+    ours([SHARD], folder, LAYERS, resident=cache)
+    assert sorted(cache.layers) == list(range(7))
 
 
 def test_states_do_not_depend_on_where_chunks_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from transformers import LlamaForCausalLM
 from errors import UserError
 from kimi_adapters.generation import generate
 from kimi_adapters.layer_stream import LayerCache, ShardTokens, stream_states
+from kimi_adapters.tensor_names import role_of
 from kimi_adapters.verifier import Verifier
-from kimi_adapters.weights import Checkpoint, role_of, text_entries
+from kimi_adapters.weights import Checkpoint, text_entries
 from tests.kimi_adapters.llama_fixtures import SIZES, write_tiny_llama
 
 IDS = torch.randint(0, SIZES["vocab_size"], (90,), generator=torch.Generator().manual_seed(2))
