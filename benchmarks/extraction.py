@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,24 +39,36 @@ from kimi_adapters.lanes import ShardTokens
 from kimi_adapters.layer_stream import stream_states
 from kimi_adapters.tensor_file import TensorWriter
 
-LONG = (32768, 8192, 8192, 8192, 8192)
+LONG = (32768, 8192, 8192)
 SYNC_BYTES = 512 << 20
 
 
 class SyncedFile(HashedFile):
-    """A hashed file whose pages go to the disk and out of the page cache as they come."""
+    """A hashed file whose pages go to the disk and out of the page cache as they come, on a thread beside."""
 
     _synced = 0
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._beside = ThreadPoolExecutor(1)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """As HashedFile.write."""
         written = super().write(data)
         if self.size - self._synced >= SYNC_BYTES:
             self._file.flush()
-            os.fdatasync(self._file.fileno())
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self._beside.submit(self._sync)
             self._synced = self.size
         return written
+
+    def _sync(self) -> None:
+        os.fdatasync(self._file.fileno())
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> str:
+        """As HashedFile.close."""
+        self._beside.shutdown()
+        return super().close()
 
 
 class Files:
@@ -115,7 +128,7 @@ def transformers_layer(top: Ceilings) -> dict[str, float]:
 
 
 def shards_of_pass(number: int, count: int, tokens: int) -> list[ShardTokens]:
-    """The first has a sample of 32k and four of 8k, the others none that long."""
+    """The first has a sample of 32k and two of 8k, the others none that long."""
     return [shard(sample_lengths(tokens, 10 * number + i, LONG if i == 0 else ()), 10 * number + i) for i in range(count)]
 
 
@@ -149,6 +162,7 @@ def extract(
     k25 = config()
     operations = c.num_layers * scores(k25, lengths) + tokens * ((c.num_layers - 1) * products(k25) + products(k25, dense=True))
     return {
+        "gflop_a_token": operations / tokens / c.num_layers / 1e9,
         "tokens": tokens, "layers": c.num_layers, "seconds": computed, "until_written": written,
         "tokens_a_second": tokens / computed, "projected": tokens / computed * c.num_layers / 61,
         "written_projected": tokens / written * c.num_layers / 61,

@@ -163,7 +163,8 @@ class Parts:
     def projections(self) -> None:
         """What latent attention takes beside the scores."""
         c, a, rows = self.family.config, self.layer.attention, sizes(DEVICE).span
-        assert a.q_up is not None and c.q_lora_rank
+        q_up = a.q_up
+        assert q_up is not None and c.q_lora_rank
         h, first, latent, rope, times = c.hidden_size, c.q_lora_rank, c.kv_lora_rank, c.qk_rope_head_dim, self.tokens / rows
         x = torch.randn(rows, h, device=DEVICE, dtype=torch.bfloat16)
         lower = F.linear(x, a.down)
@@ -173,7 +174,7 @@ class Parts:
         k, out = torch.empty_like(q), torch.randn(rows, c.num_heads * c.v_head_dim, device=DEVICE, dtype=torch.bfloat16)
         turn = torch.rand(rows, 1, rope // 2, device=DEVICE)
         self.note("MLA down", lambda: F.linear(x, a.down), times, 2 * rows * a.down.numel())
-        self.note("MLA q up", lambda: F.linear(parts[0], a.q_up), times, 2 * rows * a.q_up.numel())
+        self.note("MLA q up", lambda: F.linear(parts[0], q_up), times, 2 * rows * q_up.numel())
         self.note("MLA kv up", lambda: F.linear(parts[1], a.kv_up), times, 2 * rows * a.kv_up.numel())
         self.note("MLA output, added", lambda: x.addmm_(out, a.output.t(), alpha=1e-3), times, 2 * rows * a.output.numel())
         moved = rows * 2 * c.num_heads * (2 * c.qk_nope_head_dim + 3 * rope)

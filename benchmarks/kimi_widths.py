@@ -102,7 +102,7 @@ def write_checkpoint(folder: Path, mixtures: int, skew: float = 0.0) -> float:
     c = config()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values()))
-    with ThreadPoolExecutor(3) as threads:
+    with ThreadPoolExecutor(mixtures + 1) as threads:
         files = list(threads.map(lambda index: _write_layer(folder, c, index, skew), range(mixtures + 1)))
     random = torch.Generator("cuda").manual_seed(99)
     tables = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size), "model.norm.weight": (c.hidden_size,)}

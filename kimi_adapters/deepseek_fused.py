@@ -29,7 +29,7 @@ from kimi_adapters.moe import Experts, PackedExperts, Router, route
 from kimi_adapters.moe_kernels import choose_experts, combine_rows, sort_by_expert, spread_rows, swiglu_rows, unpack_int4
 from kimi_adapters.weights import Checkpoint
 
-USE_TRITON = True
+SIDE_STREAMS = 2
 
 
 @dataclass
@@ -60,6 +60,7 @@ class FusedDeepseek(DeepseekForward):
     def __init__(self, config: DeepseekConfig, device: torch.device, dtype: torch.dtype, room: Room | None = None):
         super().__init__(config, device, dtype)
         self._room = room or Room()
+        self._sides = [torch.cuda.Stream(device) for _ in range(SIDE_STREAMS)]
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:
         """Layer `index` as it is stored, on the device; a router whose float32 weights are bf16 values is kept in bf16."""
@@ -81,7 +82,7 @@ class FusedDeepseek(DeepseekForward):
         if self._room.experts is None:
             self._room.experts = Experts(_room_for(packed.gate_up), _room_for(packed.down))
         room = self._room.experts
-        self._room.paired = USE_TRITON and fits(*room.gate_up.shape[1:]) and fits(*room.down.shape[1:])
+        self._room.paired = fits(*room.gate_up.shape[1:]) and fits(*room.down.shape[1:])
         unpack_int4(packed.gate_up, packed.gate_up_scale, room.gate_up, HALF if self._room.paired else 0)
         unpack_int4(packed.down, packed.down_scale, room.down)
         return replace(layer, experts=room)
@@ -118,13 +119,24 @@ class FusedDeepseek(DeepseekForward):
             part[len(x) :].zero_()
         place_positions(q[: len(x)], kv[: len(x)], shared_key, k[: len(x)], lane.cos[rows], lane.sin[rows])
         attended = x.new_empty(len(x), config.num_heads, config.v_head_dim)
-        for start, end in span.samples:
-            here = slice(start - span.start, start - span.start + bucket(end - start))
-            out = causal_attention(q[here], k[here], kv[here, :, nope:], config.softmax_scale)
-            attended[start - span.start : end - span.start] = out[: end - start]
+        self._scores(span, q, k, kv[..., nope:], attended)
         if weights.output_bias is not None:
             x += weights.output_bias
         x.addmm_(attended.flatten(1), weights.output.t())
+
+    def _scores(self, span: Span, q: Tensor, k: Tensor, v: Tensor, attended: Tensor) -> None:
+        """Attention of a span's samples, by turns on the side streams: one fills the device where another ends."""
+        main = torch.cuda.current_stream(self.device)
+        ready = main.record_event()
+        for side in self._sides:
+            side.wait_event(ready)
+        for number, (start, end) in enumerate(span.samples):
+            here = slice(start - span.start, start - span.start + bucket(end - start))
+            with torch.cuda.stream(self._sides[number % len(self._sides)]):
+                out = causal_attention(q[here], k[here], v[here], self.config.softmax_scale)
+                attended[start - span.start : end - span.start] = out[: end - start]
+        for side in self._sides:
+            main.wait_event(side.record_event())
 
     def dense(self, layer: Layer, stream: Tensor) -> None:
         """Adds the dense block of some rows to the residual stream, in place."""

@@ -62,12 +62,12 @@ class LayerRing:
         compute = torch.cuda.current_stream(self._device)
         arriving = self._loader.submit(self._load, family, 0, resident)
         for index in range(count):
-            layer, copied = arriving.result()
+            with self.waiting:
+                layer, copied = arriving.result()
+                if copied:
+                    compute.wait_event(copied)
             if index + 1 < count:
                 arriving = self._loader.submit(self._load, family, index + 1, resident)
-            if copied:
-                with self.waiting:
-                    compute.wait_event(copied)
             yield layer
             slot = self._slots[index % DEPTH]
             slot.used = torch.cuda.Event()

@@ -1,6 +1,6 @@
 """Stored tensors into an NVIDIA GPU's memory: threads read into a bounded ring of pinned buffers, copies go from there.
 
-Pinned memory: BUFFERS · BUFFER_BYTES = 0.5 GB, whatever the layers' size.
+Pinned memory: BUFFERS · BUFFER_BYTES = 0.8 GB, whatever the layers' size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ from errors import UserError
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.weights import Checkpoint, torch_dtype
 
-BUFFERS = 16
+BUFFERS = 24
 BUFFER_BYTES = 32 << 20
-THREADS = 8
+THREADS = 12
 
 Stored = tuple[TensorFile, str]
 
