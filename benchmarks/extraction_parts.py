@@ -169,7 +169,7 @@ class Parts:
         x = torch.randn(rows, h, device=DEVICE, dtype=torch.bfloat16)
         lower = F.linear(x, a.down)
         parts = lower.split([first, latent, rope], dim=1)
-        q = F.linear(parts[0], a.q_up).unflatten(1, (c.num_heads, -1))
+        q = F.linear(parts[0], q_up).unflatten(1, (c.num_heads, -1))
         kv = F.linear(parts[1], a.kv_up).unflatten(1, (c.num_heads, -1))
         k, out = torch.empty_like(q), torch.randn(rows, c.num_heads * c.v_head_dim, device=DEVICE, dtype=torch.bfloat16)
         turn = torch.rand(rows, 1, rope // 2, device=DEVICE)

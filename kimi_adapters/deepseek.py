@@ -9,7 +9,7 @@ Memory on the device beside the layers, b bytes an element, at K2.5's sizes in b
   unpacked, 48 experts' matrices of gate and up about three times over, 8 GB.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,6 +55,9 @@ class DeepseekForward:
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of positions [T]."""
         return yarn.rope_tables(self.config, positions.to(self.device))
+
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool) -> None:
+        """Nothing is known here of a device's memory."""
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:
         """Layer `index` as it is stored, on the device: experts stay packed."""

@@ -4,9 +4,9 @@ At K2.5's sizes, T tokens in a pass, t in its largest shard, s in its longest sa
 - two layers as they are stored, 2 · 9.9 GB, and one layer's experts unpacked, 33.8 GB;
 - a token of the pass: 14,336 B of residual stream, 256 B of positions;
 - states on their way out: 14,336 B a token and state, HELD_BYTES at most, one state of a shard at least;
-- attention of a span, max(32,768, s) tokens: 160 kB a token = 5.2 GB; 21 GB for a sample of 128k;
-- routed products of a chunk, min(65,536, t) tokens: 195 kB a token = 12.8 GB. Attention and products take turns.
-A pass of 262,144 tokens in shards of 131,072: 76 GB, and 76.4 was measured. On the host, pinned: 0.8 GB for layers and
+- attention of a span, max(32,768, s) tokens: 137 kB a token = 4.5 GB; 18 GB for a sample of 128k;
+- routed products of a chunk, min(65,536, t) tokens: 178 kB a token = 11.7 GB. Attention and products take turns.
+A pass of 262,144 tokens in shards of 131,072: 77 GB, and 76.4 was measured. On the host, pinned: 0.8 GB for layers and
 59 MB for states.
 """
 
@@ -37,16 +37,14 @@ class Need:
         return int((self.layers + self.streams + self.output + self.work) * RESERVE)
 
 
-def need(
-    config: DeepseekConfig, sizes: Sizes, shards: Sequence[int], longest: int, layer_bytes: int, held_bytes: int
-) -> Need:
-    """What a pass over shards of those tokens needs; `longest` sample, `layer_bytes` of the largest stored layer."""
+def need(config: DeepseekConfig, sizes: Sizes, shards: Sequence[int], longest: int, layer_bytes: int, held_bytes: int) -> Need:
+    """What a pass over shards of those tokens needs; `longest` sample, `layer_bytes` of the stored layers that are there."""
     c, tokens = config, sum(shards)
     largest = max(shards, default=0)
     experts = c.num_experts * 3 * c.hidden_size * c.expert_size * B if c.quantization else 0
     state = c.hidden_size * B
     return Need(
-        layers=2 * layer_bytes + experts,
+        layers=layer_bytes + experts,
         streams=tokens * (state + 8 * c.qk_rope_head_dim // 2),
         output=max(min(held_bytes, 2 * tokens * state), largest * state),
         work=max(
@@ -79,6 +77,7 @@ def _attention(c: DeepseekConfig) -> int:
 
 
 def _mixture(c: DeepseekConfig) -> int:
-    """Bytes a token of a chunk: normed rows and the shared expert's, logits, and k rows in, inside and out."""
-    shared = 2 * c.hidden_size + 3 * c.num_shared_experts * c.expert_size
-    return B * (shared + c.experts_per_token * (c.hidden_size + 2 * c.expert_size)) + 4 * c.num_experts
+    """Bytes a token of a chunk: normed rows and the shared expert's, logits, and k rows inside and in, whose place
+    the rows out take."""
+    rows = c.experts_per_token * (c.hidden_size + c.expert_size)
+    return B * (2 * c.hidden_size + rows) + 4 * c.num_experts + 16 * c.experts_per_token

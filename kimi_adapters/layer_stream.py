@@ -44,6 +44,10 @@ class Family(Protocol):
         """cos and sin of positions [T], on the device."""
         ...
 
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool) -> None:
+        """UserError when the device's memory does not do for a pass; `all_layers` of them stay."""
+        ...
+
     def load(self, checkpoint: Checkpoint, index: int) -> Any:
         """Layer `index` as it is stored, on the device; called by another thread while a layer computes."""
         ...
@@ -139,9 +143,10 @@ def _pass(
     wanted = set(check_layer_ids(layer_ids, config.num_layers))
     family = family_of(config, device, compute_dtype)
     lanes = [_lane(number, shard, config, family, device) for number, shard in enumerate(shards)]
-    streams = transport.embedded([shard.input_ids for shard in shards], compute_dtype)
     if resident is not None and not resident.fits(checkpoint, device, compute_dtype):
         resident = None
+    family.check(checkpoint, lanes, resident is not None)
+    streams = transport.embedded([shard.input_ids for shard in shards], compute_dtype)
     for index, stored in enumerate(transport.layers(family, resident.layers if resident is not None else None)):
         layer = family.ready(stored)
         for lane, stream in zip(lanes, streams, strict=True):

@@ -13,7 +13,7 @@ from kimi_adapters.lanes import pieces
 from kimi_adapters.weights import Checkpoint
 
 # Rows that a sink gets at once: 6 MB of a K2.5 state in bf16.
-ROWS = 512
+TOKEN_CHUNK = 512
 
 Sink = Callable[[int, str, Tensor], None]
 
@@ -94,7 +94,7 @@ class PlainTransport:
 
     def emit(self, sink: Sink, shard: int, name: str, stream: Tensor, dtype: torch.dtype) -> None:
         """As Transport.emit; chunks are the sink's to keep."""
-        for chunk in pieces(0, len(stream), ROWS):
+        for chunk in pieces(0, len(stream), TOKEN_CHUNK):
             sink(shard, name, stream[chunk].to("cpu", dtype, copy=True))
 
     def finish(self) -> None:
