@@ -240,7 +240,10 @@ def main() -> None:
         passes = [shards_of_pass(i, given.shards, given.tokens) for i in range(given.passes)]
         shallow = of_depth(folder, 4)
         with GpuTransport(shallow, DEVICE) as transport:
-            note("warming", extract(shallow, transport, passes, folder, top)["seconds"])
+            warm = extract(shallow, transport, passes, folder, top)
+            note("warming", warm["seconds"])
+            alone = extract(shallow, transport, [[passes[0][-1]]], folder, top)
+            note("same_bytes_alone", alone["digests"][0] == warm["digests"][given.shards - 1])
             note("reader_warm_gbs", reading(shallow, transport, False) / 1e9)
         deep = of_depth(folder, given.depth)
         with GpuTransport(deep, DEVICE) as transport:
@@ -257,6 +260,7 @@ def main() -> None:
 def table(found: dict[str, Any]) -> None:
     """The short table."""
     peer = found.get("transformers")
+    print(f"a shard alone has the bytes it has in company: {found['same_bytes_alone']}")
     print(f"\nceiling {found['ceiling']['tflops']:.0f} TFLOP/s; reader alone {found['reader_warm_gbs']:.1f} GB/s warm, "
           f"{found['reader_cold_gbs']:.2f} GB/s from the disk")  # fmt: skip
     print(f"{'':22}{'of ceiling':>11}{'tok/s of 61':>13}{'peak GB':>9}{'weights':>9}{'output':>8}{'written tok/s':>15}")
