@@ -11,18 +11,18 @@ Figures go to $OUT/extraction.json where OUT is set; a short table comes last.
 import argparse
 import json
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from artifacts.store import HashedFile
-from benchmarks.extraction_parts import DEVICE, Ceilings, ceilings, seconds
+from benchmarks.extraction_parts import DEVICE, Ceilings, ceilings
+from benchmarks.extraction_peer import transformers_layer
 from benchmarks.kimi_widths import (
     SKEWED,
     RoundCheckpoint,
@@ -31,100 +31,15 @@ from benchmarks.kimi_widths import (
     sample_lengths,
     scores,
     shard,
-    values,
     write_checkpoint,
 )
+from benchmarks.state_files import Files
 from kimi_adapters.gpu_transport import GpuTransport
 from kimi_adapters.lanes import ShardTokens
 from kimi_adapters.layer_stream import stream_states
-from kimi_adapters.tensor_file import TensorWriter
 
 LONG = (32768, 8192, 8192)
-SYNC_BYTES = 512 << 20
-
-
-class SyncedFile(HashedFile):
-    """A hashed file whose pages go to the disk and out of the page cache as they come, on a thread beside."""
-
-    _synced = 0
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._beside = ThreadPoolExecutor(1)
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        """As HashedFile.write."""
-        written = super().write(data)
-        if self.size - self._synced >= SYNC_BYTES:
-            self._file.flush()
-            self._beside.submit(self._sync)
-            self._synced = self.size
-        return written
-
-    def _sync(self) -> None:
-        os.fdatasync(self._file.fileno())
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def close(self) -> str:
-        """As HashedFile.close."""
-        self._beside.shutdown()
-        return super().close()
-
-
-class Files:
-    """The files of one pass's states; `close` gives their digests and removes them, for the disk is small."""
-
-    def __init__(self, folder: Path, number: int, shards: Sequence[ShardTokens], names: Sequence[str], hidden: int):
-        self._paths = [folder / f"states-{number}-{i}.safetensors" for i in range(len(shards))]
-        self._files = [SyncedFile(path) for path in self._paths]
-        sizes = [len(one.input_ids) for one in shards]
-        self._writers = [
-            TensorWriter(file, [(name, "BF16", (size, hidden)) for name in names])
-            for file, size in zip(self._files, sizes, strict=True)
-        ]
-        self.digests: list[str] = []
-
-    def sink(self, number: int, name: str, chunk: torch.Tensor) -> None:
-        """What stream_states calls."""
-        self._writers[number].write(name, chunk.view(torch.uint8).numpy())
-
-    def close(self) -> None:
-        """Syncs."""
-        for writer, file, path in zip(self._writers, self._files, self._paths, strict=True):
-            writer.close()
-            self.digests.append(file.close())
-            path.unlink()
-
-
-def transformers_layer(top: Ceilings) -> dict[str, float]:
-    """One layer of experts by transformers, bf16, 16 samples of 2,048 tokens: the better of its paths."""
-    from transformers import DeepseekV3Config
-    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
-
-    text = {k: v for k, v in values()["text_config"].items() if k not in ("model_type", "quantization_config")}
-    c = DeepseekV3Config(**text)
-    c._attn_implementation, c._experts_implementation = "sdpa", "grouped_mm"
-    torch.set_default_dtype(torch.bfloat16)
-    with DEVICE:
-        layer = DeepseekV3DecoderLayer(c, 1).eval()
-    torch.set_default_dtype(torch.float32)
-    for name, parameter in layer.named_parameters():
-        parameter.data.fill_(1.0) if "norm" in name else parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
-    x = torch.randn(16, 2048, c.hidden_size, device=DEVICE, dtype=torch.bfloat16)
-    places = torch.arange(2048, device=DEVICE)[None]
-    tables = DeepseekV3RotaryEmbedding(c).to(DEVICE)(x, places)
-
-    def forward() -> Any:
-        return layer(x, position_embeddings=tables, position_ids=places, attention_mask=None, use_cache=False)
-
-    took, tokens = seconds(forward), 16 * 2048
-    operations = tokens * products(config()) + scores(config(), [2048] * 16)
-    return {
-        "seconds": took,
-        "of_ceiling": operations / took / top.flops,
-        "projected": tokens / took / 61,
-        "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
-    }
+HELD_BYTES = 16 << 30  # two states of 393,216 tokens
 
 
 def shards_of_pass(number: int, count: int, tokens: int) -> list[ShardTokens]:
@@ -167,6 +82,7 @@ def extract(
         "tokens_a_second": tokens / computed, "projected": tokens / computed * c.num_layers / 61,
         "written_projected": tokens / written * c.num_layers / 61,
         "of_ceiling": operations / computed / top.flops, "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "host_peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "reserved_gb": torch.cuda.max_memory_reserved() / 1e9, "waiting_for_weights": weights / computed,
         "waiting_for_output": (transport.states.seconds() - waited[1] - (written - computed)) / computed,
         "states_gb_a_second": tokens * len(names) * c.hidden_size * 2 / written / 1e9,
@@ -214,7 +130,7 @@ def main() -> None:
     parser.add_argument("--skewed-depth", type=int, default=16)
     parser.add_argument("--on-disk", type=int, default=3)
     parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--shards", type=int, default=3, help="of a pass")
     parser.add_argument("--tokens", type=int, default=131072, help="of a shard")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--no-peer", action="store_true")
@@ -239,17 +155,21 @@ def main() -> None:
         note("checkpoint_gb", size / 1e9)
         passes = [shards_of_pass(i, given.shards, given.tokens) for i in range(given.passes)]
         shallow = of_depth(folder, 4)
-        with GpuTransport(shallow, DEVICE) as transport:
+        with GpuTransport(shallow, DEVICE, HELD_BYTES) as transport:
             warm = extract(shallow, transport, passes, folder, top)
             note("warming", warm["seconds"])
             alone = extract(shallow, transport, [[passes[0][-1]]], folder, top)
             note("same_bytes_alone", alone["digests"][0] == warm["digests"][given.shards - 1])
             note("reader_warm_gbs", reading(shallow, transport, False) / 1e9)
         deep = of_depth(folder, given.depth)
-        with GpuTransport(deep, DEVICE) as transport:
+        with GpuTransport(deep, DEVICE, HELD_BYTES) as transport:
             note("uniform", extract(deep, transport, passes, folder, top))
+        short = [[shard(sample_lengths(given.tokens, 100 + i), i) for i in range(given.shards)]]
+        some = of_depth(folder, given.skewed_depth)
+        with GpuTransport(some, DEVICE, HELD_BYTES) as transport:
+            note("uniform, none long", extract(some, transport, short, folder, top))
         skewed = of_depth(folder, given.skewed_depth, skewed=True)
-        with GpuTransport(skewed, DEVICE) as transport:
+        with GpuTransport(skewed, DEVICE, HELD_BYTES) as transport:
             note("skewed", extract(skewed, transport, passes[:1], folder, top))
         two = of_depth(folder, 2)
         with GpuTransport(two, DEVICE) as transport:
@@ -259,17 +179,20 @@ def main() -> None:
 
 def table(found: dict[str, Any]) -> None:
     """The short table."""
-    peer = found.get("transformers")
-    print(f"a shard alone has the bytes it has in company: {found['same_bytes_alone']}")
-    print(f"\nceiling {found['ceiling']['tflops']:.0f} TFLOP/s; reader alone {found['reader_warm_gbs']:.1f} GB/s warm, "
-          f"{found['reader_cold_gbs']:.2f} GB/s from the disk")  # fmt: skip
-    print(f"{'':22}{'of ceiling':>11}{'tok/s of 61':>13}{'peak GB':>9}{'weights':>9}{'output':>8}{'written tok/s':>15}")
-    if peer:
-        print(f"{'transformers, a layer':22}{peer['of_ceiling']:11.3f}{peer['projected']:13.0f}{peer['peak_gb']:9.1f}")
-    for name in ("uniform", "skewed"):
-        one = found[name]
-        print(f"{f'ours, {name}':22}{one['of_ceiling']:11.3f}{one['projected']:13.0f}{one['peak_gb']:9.1f}"
-              f"{one['waiting_for_weights']:9.3f}{one['waiting_for_output']:8.3f}{one['written_projected']:15.0f}")  # fmt: skip
+    top, warm, cold = found["ceiling"]["tflops"], found["reader_warm_gbs"], found["reader_cold_gbs"]
+    print(f"\na shard alone has the bytes it has in company: {found['same_bytes_alone']}")
+    print(f"ceiling {top:.0f} TFLOP/s; reader alone {warm:.1f} GB/s warm, {cold:.2f} GB/s from the disk")
+    columns = {
+        "of ceiling": ("of_ceiling", ".3f"), "tok/s of 61": ("projected", ".0f"), "GFLOP/tok": ("gflop_a_token", ".3f"),
+        "peak GB": ("peak_gb", ".1f"), "weights": ("waiting_for_weights", ".3f"), "output": ("waiting_for_output", ".3f"),
+        "written tok/s": ("written_projected", ".0f"),
+    }  # fmt: skip
+    print(" " * 26 + "".join(f"{name:>14}" for name in columns))
+    rows = {"transformers, a layer": found.get("transformers", {})}
+    rows |= {f"ours, {name}": found[name] for name in ("uniform", "uniform, none long", "skewed")}
+    for name, one in rows.items():
+        cells = [format(one[key], form) if key in one else "" for key, form in columns.values()]
+        print(f"{name:26}" + "".join(f"{cell:>14}" for cell in cells))
 
 
 if __name__ == "__main__":

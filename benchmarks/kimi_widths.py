@@ -15,7 +15,7 @@ from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.deepseek_layout import layer_tensors
 from kimi_adapters.lanes import ShardTokens
 from kimi_adapters.tensor_file import TensorFile, TensorWriter
-from kimi_adapters.tiny_checkpoint import Options, config_values
+from kimi_adapters.tiny_config import Options, config_values
 from kimi_adapters.weights import INDEX, Checkpoint
 
 SIZES = {

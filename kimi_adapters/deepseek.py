@@ -56,7 +56,7 @@ class DeepseekForward:
         """cos and sin of positions [T]."""
         return yarn.rope_tables(self.config, positions.to(self.device))
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool) -> None:
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
         """Nothing is known here of a device's memory."""
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:

@@ -22,7 +22,6 @@ from kimi_adapters.deepseek import Block, DeepseekForward, Layer
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.device_memory import check_fits, need
 from kimi_adapters.device_paths import causal_attention, free_bytes
-from kimi_adapters.gpu_transport import HELD_BYTES
 from kimi_adapters.grouped_kernels import HALF, fits, grouped_product, grouped_swiglu
 from kimi_adapters.lanes import Lane, Span
 from kimi_adapters.layers import linear
@@ -65,12 +64,12 @@ class FusedDeepseek(DeepseekForward):
         self._room = room or Room()
         self._sides = [torch.cuda.Stream(device) for _ in range(SIDE_STREAMS)]
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool) -> None:
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
         """UserError when the device's memory does not do for a pass; what this process holds counts as free."""
         shards = [lane.total for lane in lanes]
         longest = max((end - start for lane in lanes for start, end in lane.samples), default=0)
         layers = checkpoint.layer_bytes if all_layers else 2 * checkpoint.largest_layer_bytes
-        needed = need(self.config, self.sizes, shards, longest, layers, HELD_BYTES)
+        needed = need(self.config, self.sizes, shards, longest, layers, held_bytes)
         check_fits(needed, free_bytes(self.device) + torch.cuda.memory_reserved(self.device), shards)
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:

@@ -18,10 +18,14 @@ HELD_BYTES = 8 << 30
 
 
 class GpuTransport:
-    """As transport.Transport. `weights` and `states` tell how long the device stood still for either."""
+    """As transport.Transport; at most `held_bytes` of states wait on the device.
+
+    `weights` and `states` tell how long it stood still for either.
+    """
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, held_bytes: int = HELD_BYTES):
         self._device = device
+        self.held_bytes = held_bytes
         self._ring = LayerRing(checkpoint, device)
         self._output = StateOutput(device, held_bytes)
         self.weights = self._ring.waiting
@@ -53,6 +57,7 @@ class GpuTransport:
         """Ends the threads; states on their way go through first."""
         self._output.close()
         self._ring.close()
+        torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:
         return self

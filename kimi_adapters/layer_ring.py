@@ -4,22 +4,20 @@ Memory on the device: two layers as they are stored (2 · 9.7 GB of K2.5), or al
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kimi_adapters.pinned_reader import PinnedCheckpoint, PinnedReader
+from kimi_adapters.transport import Loads
 from kimi_adapters.waiting import Waiting
 from kimi_adapters.weights import Checkpoint
 
 DEPTH = 2
-
-
-class _Loads(Protocol):
-    def load(self, checkpoint: Checkpoint, index: int) -> Any: ...
+_Loaded = tuple[Any, torch.cuda.Event | None]  # a layer, and the event after its last copy
 
 
 @dataclass
@@ -53,14 +51,16 @@ class LayerRing:
         table.record_stream(torch.cuda.current_stream(self._device))
         return table
 
-    def layers(self, family: _Loads, resident: dict[int, Any] | None) -> Iterator[Any]:
-        """The layers in order, each for the current stream until the next is asked for.
+    def layers(self, family: Loads, resident: dict[int, Any] | None) -> Iterator[Any]:
+        """The layers in order, each for the current stream until the next is asked for; the first is read at once.
 
         Layers found in `resident` are not read, and layers read are left there.
         """
+        return self._in_turn(family, resident, self._loader.submit(self._load, family, 0, resident))
+
+    def _in_turn(self, family: Loads, resident: dict[int, Any] | None, arriving: Future[_Loaded]) -> Iterator[Any]:
         count = self._checkpoint.config.num_layers
         compute = torch.cuda.current_stream(self._device)
-        arriving = self._loader.submit(self._load, family, 0, resident)
         for index in range(count):
             with self.waiting:
                 layer, copied = arriving.result()
@@ -69,11 +69,12 @@ class LayerRing:
             if index + 1 < count:
                 arriving = self._loader.submit(self._load, family, index + 1, resident)
             yield layer
+            del layer
             slot = self._slots[index % DEPTH]
             slot.used = torch.cuda.Event()
             slot.used.record(compute)
 
-    def _load(self, family: _Loads, index: int, resident: dict[int, Any] | None) -> tuple[Any, torch.cuda.Event | None]:
+    def _load(self, family: Loads, index: int, resident: dict[int, Any] | None) -> _Loaded:
         if resident is not None and index in resident:
             return resident[index], None
         slot, stream = self._slots[index % DEPTH], self._reader.stream

@@ -44,8 +44,9 @@ class Family(Protocol):
         """cos and sin of positions [T], on the device."""
         ...
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool) -> None:
-        """UserError when the device's memory does not do for a pass; `all_layers` of them stay."""
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
+        """UserError when the device's memory does not do for a pass in which `all_layers` stay, or two are there, and
+        states of `held_bytes` may wait."""
         ...
 
     def load(self, checkpoint: Checkpoint, index: int) -> Any:
@@ -145,9 +146,10 @@ def _pass(
     lanes = [_lane(number, shard, config, family, device) for number, shard in enumerate(shards)]
     if resident is not None and not resident.fits(checkpoint, device, compute_dtype):
         resident = None
-    family.check(checkpoint, lanes, resident is not None)
+    family.check(checkpoint, lanes, resident is not None, transport.held_bytes)
+    layers = transport.layers(family, resident.layers if resident is not None else None)
     streams = transport.embedded([shard.input_ids for shard in shards], compute_dtype)
-    for index, stored in enumerate(transport.layers(family, resident.layers if resident is not None else None)):
+    for index, stored in enumerate(layers):
         layer = family.ready(stored)
         for lane, stream in zip(lanes, streams, strict=True):
             if index in wanted:

@@ -24,7 +24,7 @@ class LlamaForward:
         """cos and sin of positions [T]."""
         return rope_tables(inverse_frequencies(self.config, self.device), positions.to(self.device))
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool) -> None:
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
         """Nothing is known here of a device's memory."""
 
     def load(self, checkpoint: Checkpoint, index: int) -> LayerWeights:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+WORDS = 1024  # int32 words that one program unpacks: a row of 896, or four of 256
 COLUMNS = 1024  # columns of a row that one program moves
 
 
@@ -43,10 +44,12 @@ def unpack_int4(packed: Tensor, scale: Tensor, out: Tensor, paired: int = 0) -> 
     half the rows, that many rows of the first half are followed by as many of the second, and so on.
     """
     experts, rows, words = packed.shape
-    grid = (triton.cdiv(experts * rows, 8), triton.cdiv(words, 128))
+    columns = min(WORDS, triton.next_power_of_2(words))
+    together = WORDS // columns
+    grid = (triton.cdiv(experts * rows, together), triton.cdiv(words, columns))
     _unpack[grid](
         packed, scale, out, experts * rows, words, max(1, rows // 2), GROUP_WORDS=words // scale.shape[-1], PAIRED=paired,
-        ROWS=8, WORDS=128,
+        ROWS=together, WORDS=columns,
     )  # fmt: skip
     return out
 

@@ -27,7 +27,9 @@ class Loads(Protocol):
 
 
 class Transport(Protocol):
-    """Serves passes over one checkpoint, one after another."""
+    """Serves passes over one checkpoint, one after another. `held_bytes`: of states that may wait on the device."""
+
+    held_bytes: int
 
     def embedded(self, ids: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         """The embeddings [T, hidden] of each shard's tokens, on the device."""
@@ -61,6 +63,8 @@ def transport_for(checkpoint: Checkpoint, device: torch.device) -> Transport:
 
 class PlainTransport:
     """A thread reads the next layer while one computes; states go to the sink at once."""
+
+    held_bytes = 0
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         self._checkpoint = checkpoint
