@@ -8,6 +8,7 @@ import ast
 import hashlib
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 PACKAGES = ("flows", "tasks", "kimi_adapters", "artifacts", "running")
@@ -150,12 +151,18 @@ def _parse(source: bytes) -> ast.Module:
 
 def _read(path: Path, name: str) -> Read:
     """Digest and imports of one module."""
+    return _understood(path.read_bytes(), name, path.name == "__init__.py")
+
+
+@lru_cache(maxsize=1024)
+def _understood(source: bytes, name: str, is_package: bool) -> Read:
+    """A function of its arguments alone, so that the walks of one process parse equal sources once."""
     try:
-        tree = _parse(path.read_bytes())
+        tree = _parse(source)
     except SyntaxError as error:
         raise CodeError(f"{name}, line {error.lineno}, does not parse: {error.msg}") from None
     digest = hashlib.sha256(_normal(tree).encode()).hexdigest()
-    return digest, list(imports_of(tree, name, path.name == "__init__.py"))
+    return digest, list(imports_of(tree, name, is_package))
 
 
 def closure(root: Path, module: str, cache: dict[Path, Read] | None = None) -> dict[str, str]:

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from artifacts.manifest import canonical_json, digest_bytes
-from artifacts.stage import Node, Pending
+from artifacts.stage import Node, Pending, Stage
 
 FORMAT = 1  # of files, manifests and records: raised when artifacts/ or running/ write something else than before
 
@@ -34,25 +34,30 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
         raise KeyFailure(f"library {error.name} is not installed, so no key can name its version: install it") from None
 
 
-def key_parts(node: Node, modules: dict[str, str]) -> Parts:
-    """The parts of a node's key; ``modules`` maps each module of the stage's closure to its digest."""
-    parts = {"format": str(FORMAT), "stage": node.stage.name, "entry": node.entry}
+def stage_parts(stage: Stage, modules: dict[str, str]) -> Parts:
+    """The parts that all nodes of a stage share; ``modules`` maps each module of its closure to its digest."""
+    parts = {"format": str(FORMAT), "stage": stage.name}
     parts |= {f"module {name}": digest for name, digest in modules.items()}
+    return parts | {f"library {name}": found for name, found in library_versions(stage.libraries).items()}
+
+
+def node_parts(node: Node) -> Parts:
+    """The parts that are a node's own: entry, settings, inputs."""
+    parts = {"entry": node.entry}
     for name, value in node.settings.items():
         parts |= flatten(f"setting {node.stage.name}.{name}", value)
     for name, source in node.inputs.items():
         if isinstance(source, Pending):
             raise KeyFailure(f"{node.label} reads {name}, which {source.because} has not made yet")
         parts[f"input {name}"] = source.digest
-    parts |= {f"library {name}": v for name, v in library_versions(node.stage.libraries).items()}
     return parts
+
+
+def key_parts(node: Node, modules: dict[str, str]) -> Parts:
+    """All parts of a node's key."""
+    return stage_parts(node.stage, modules) | node_parts(node)
 
 
 def key_of(parts: Parts) -> str:
     """BLAKE3 over the canonical JSON of the parts."""
     return digest_bytes(canonical_json(parts))
-
-
-def differing(parts: Parts, kin: Parts) -> list[str]:
-    """Names of the parts that ``parts`` and ``kin`` do not share."""
-    return sorted(name for name in parts.keys() | kin.keys() if parts.get(name) != kin.get(name))

@@ -1,20 +1,22 @@
-"""Records: key -> references, with the lineage. They outlive the blobs that they name. Aliases name a reference for people."""
+"""Records: key -> references, with the lineage. They outlive the blobs that they name."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.key import Parts, differing
+from artifacts.disk import checked, unchecked, write_atomically
+from artifacts.key import Parts
 from artifacts.manifest import Ref
-from artifacts.store import write_atomically
 
-_KIN = 256  # newest records of a stage that are compared when a miss is explained
+_ONCE = ("synthesis", "training")  # what could not be made again before records said so themselves
 
 
 class Record(BaseModel):
-    """What a node gave. ``parts`` are those of the key; ``lineage`` says how, when and on what it was made."""
+    """What a node gave. ``parts`` are those of the key; ``lineage`` says how, when and on what it was made.
+
+    ``check`` stands in the file only: the BLAKE3 of its other bytes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,6 +26,20 @@ class Record(BaseModel):
     parts: Parts
     outputs: dict[str, Ref]
     lineage: dict[str, Any]
+    check: str | None = Field(None, exclude=True, repr=False)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the node would give the same bytes again."""
+        return bool(self.lineage.get("reproducible", self.stage not in _ONCE))
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file; ``ValueError`` when it is torn, was changed or does not belong there."""
+    record = Record.model_validate_json(unchecked(path.read_bytes()))
+    if (record.stage, record.key) != (path.parent.name, path.stem):
+        raise ValueError(f"it is the record of {record.stage} {record.key[:12]}")
+    return record
 
 
 class Records:
@@ -31,7 +47,6 @@ class Records:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute() / "records"
-        self._recent: dict[str, list[Record]] = {}
 
     def path(self, stage: str, key: str) -> Path:
         """Where the record of ``key`` lies, or would lie."""
@@ -40,37 +55,14 @@ class Records:
     def get(self, stage: str, key: str) -> Record | None:
         """The record of ``key``; a torn or foreign file counts as none."""
         try:
-            record = Record.model_validate_json(self.path(stage, key).read_bytes())
-        except (FileNotFoundError, ValidationError):
+            return read_record(self.path(stage, key))
+        except (FileNotFoundError, ValueError):
             return None
-        return record if record.key == key and record.stage == stage else None
+
+    def paths(self) -> list[Path]:
+        """The files of all records, by stage and key."""
+        return sorted(self.root.glob("*/[!.]*.json"))
 
     def put(self, record: Record) -> None:
         """Write a record durably."""
-        write_atomically(self.path(record.stage, record.key), record.model_dump_json(indent=1).encode())
-        self._recent.pop(record.stage, None)
-
-    def recent(self, stage: str) -> list[Record]:
-        """The newest records of a stage, newest first."""
-        if stage not in self._recent:
-            folder = self.root / stage
-            found = [(e.stat().st_mtime_ns, e.name) for e in os.scandir(folder)] if folder.is_dir() else []
-            names = [name for _, name in sorted(found, reverse=True) if name.endswith(".json")][:_KIN]
-            records = [self.get(stage, name.removesuffix(".json")) for name in names]
-            self._recent[stage] = [record for record in records if record is not None]
-        return self._recent[stage]
-
-    def explain(self, stage: str, parts: Parts) -> list[str]:
-        """The parts that differ from the nearest kin: the record of this stage that shares most. ``[]`` = no kin."""
-        kindred = (record.parts for record in self.recent(stage) if record.parts.get("entry") == parts.get("entry"))
-        kin = min((differing(parts, other) for other in kindred), key=len, default=None)
-        return ["first run"] if kin is None else kin
-
-    def rate(self, stage: str) -> float | None:
-        """Median tokens a second over the newest records of a stage; None where none was measured."""
-        rates = sorted(
-            record.lineage["tokens"] / record.lineage["seconds"]
-            for record in self.recent(stage)
-            if record.lineage.get("tokens") and record.lineage.get("seconds")
-        )
-        return rates[len(rates) // 2] if rates else None
+        write_atomically(self.path(record.stage, record.key), checked(record.model_dump_json(indent=1).encode()))

@@ -6,130 +6,51 @@ does not exist.
 """
 
 import fcntl
+import logging
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
 
-from blake3 import blake3
-
-from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Ref
+from artifacts.disk import locked, sync_folder, telling_full, write_synced
+from artifacts.disk import write_atomically as write_atomically
+from artifacts.manifest import MANIFEST_NAME, Manifest, Ref
+from artifacts.usage import Usage
+from artifacts.writer import ArtifactWriter as ArtifactWriter
+from artifacts.writer import HashedFile as HashedFile
+from artifacts.writer import Sealed as Sealed
 from errors import UserError
+
+log = logging.getLogger("eyas")
+_PENDING = f".{MANIFEST_NAME}"  # the manifest's name until its blob is in place
+_HALF_MADE = 3600.0  # seconds after which a workspace that got no lock is nobody's
 
 
 class BlobMissing(Exception):
     """The blob of a reference is not in the store, or is not whole."""
 
 
-def sync_folder(path: Path) -> None:
-    """Make renames and new names in ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` under a temporary name beside ``path``, sync it and rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-class HashedFile:
-    """A binary file that is hashed while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - closed by close()
-        self._hasher = blake3()
-        self.size = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append ``data``; returns its length in bytes."""
-        view = memoryview(data).cast("B")
-        self._hasher.update(view)
-        self._file.write(view)
-        self.size += view.nbytes
-        return view.nbytes
-
-    def flush(self) -> None:
-        """Hand buffered bytes to the system."""
-        self._file.flush()
-
-    def close(self) -> str:
-        """Sync the file to the disk and return its BLAKE3."""
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-        return self._hasher.hexdigest()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """Finished, synced files of one artifact in a workspace, with what the store needs to take them in."""
-
-    ref: Ref
-    manifest: Manifest
-    folder: Path
-
-
-class ArtifactWriter:
-    """Collects the files of one artifact in a folder of a workspace. The store takes them in by ``Store.commit``."""
-
-    def __init__(self, kind: str, workspace: Path) -> None:
-        self.kind, self.folder = kind, workspace / uuid.uuid4().hex
-        self.folder.mkdir()
-        self._open: dict[str, HashedFile] = {}
-
-    def open(self, name: str) -> HashedFile:
-        """A new file of the artifact, named by its relative path."""
-        if name in self._open or name == MANIFEST_NAME or Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"cannot add file {name!r} to an artifact of kind {self.kind}")
-        self._open[name] = HashedFile(self.folder / name)
-        return self._open[name]
-
-    def write(self, name: str, data: bytes) -> None:
-        """A whole file at once."""
-        with self.open(name) as file:
-            file.write(data)
-
-    def seal(self, **facts: object) -> Sealed:
-        """Close and sync all files; the artifact's reference is known from here on."""
-        entries = [FileEntry(path=name, size=f.size, blake3=f.close()) for name, f in sorted(self._open.items())]
-        for sub in {(self.folder / entry.path).parent for entry in entries} | {self.folder}:
-            sync_folder(sub)
-        manifest = Manifest(kind=self.kind, files=tuple(entries))
-        return Sealed(Ref(kind=self.kind, digest=manifest.digest(), facts=dict(facts)), manifest, self.folder)
-
-
 class Store:
-    """The blobs under ``root``; any number of processes of one host may use it at once."""
+    """The blobs under ``root``; any number of processes of one host may use it at once.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+    ``max_bytes`` bounds what the blobs take; files of workspaces, which no commit has taken in yet, come on top.
+    """
+
+    def __init__(self, root: Path, max_bytes: int | None = None) -> None:
+        self.root, self.max_bytes = root.absolute(), max_bytes
+        self._usage = Usage(self.root / "blobs")
 
     def folder(self, digest: str) -> Path:
         """Where the blob of ``digest`` lies, or would lie."""
         return self.root / "blobs" / digest[:2] / digest
+
+    def folders(self) -> Iterator[Path]:
+        """The folders of all blobs, in the order of their digests; some may have no manifest."""
+        for prefix in sorted((self.root / "blobs").glob("*")):
+            yield from sorted(prefix.glob("*"))
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a blob; raises ``BlobMissing``."""
@@ -161,34 +82,88 @@ class Store:
         return True
 
     @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """What a run holds from beginning to end: nothing is collected meanwhile. Waits while a collection goes on."""
+        path = self.root / ".in_use"
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(path, shared=True, wait=False))
+            except BlockingIOError:
+                log.info("store: blobs are being removed, waiting for that to end")
+                stack.enter_context(locked(path, shared=True))
+            yield
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """What removes blobs holds; ``UserError`` while a run uses the store."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.root / ".in_use", wait=False))
+            except BlockingIOError:
+                raise UserError(f"a run uses the store {self.root}: start `eyas {what}` again when it has ended") from None
+            yield
+
+    @contextmanager
     def workspace(self) -> Iterator[Path]:
         """A private folder on the store's file system, locked while this process lives, removed at the end."""
-        folder = self.root / "tmp" / f"{os.getpid()}-{uuid.uuid4().hex}"
-        folder.mkdir(parents=True)
-        with open(folder / ".lock", "wb") as lock:
+        name = uuid.uuid4().hex
+        new, folder = self.root / "tmp" / f"new.{name}", self.root / "tmp" / f"{os.getpid()}-{name}"
+        with telling_full(self.root), ExitStack() as stack:
+            new.mkdir(parents=True)
+            lock = stack.enter_context(open(new / ".lock", "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(new, folder)  # under a name that ``sweep`` looks at only when it is locked
+            stack.pop_all()
+        with lock:
             try:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, sealed: Sealed) -> Ref:
-        """Move sealed files into place; the manifest goes last. An equal blob that is whole is kept."""
+        """Move sealed files into place; the manifest goes last. An equal blob that is whole is kept.
+
+        ``UserError`` where the disk or ``max_bytes`` leaves no room; the store is then as it was.
+        """
         digest, target = sealed.ref.digest, self.folder(sealed.ref.digest)
-        if self.has(digest):
-            shutil.rmtree(sealed.folder)
-            return sealed.ref
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._clear(target)
-        try:
-            os.rename(sealed.folder, target)
-        except OSError:
-            if self.has(digest):  # another run was faster
+        with telling_full(self.root), self._changing(digest):
+            if self.has(digest):
+                shutil.rmtree(sealed.folder, ignore_errors=True)
                 return sealed.ref
-            raise
-        sync_folder(target.parent)
-        write_atomically(target / MANIFEST_NAME, sealed.manifest.model_dump_json().encode())
+            write_synced(sealed.folder / _PENDING, sealed.manifest.model_dump_json().encode())  # the last write that needs room
+            self._make_prefix(target.parent)
+            self._clear(target)
+            with self._room(sealed):
+                os.rename(sealed.folder, target)
+            sync_folder(target.parent)
+            os.replace(target / _PENDING, target / MANIFEST_NAME)
+            sync_folder(target)
         return sealed.ref
+
+    def _changing(self, digest: str) -> AbstractContextManager[None]:
+        """One process or thread at a time takes in or removes a blob."""
+        return locked(self.root / "locks" / digest[:2])
+
+    def _make_prefix(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
+
+    @contextmanager
+    def _room(self, sealed: Sealed) -> Iterator[None]:
+        """Let nobody else in between counting and adding."""
+        if self.max_bytes is None:
+            yield
+            return
+        with locked(self.root / "locks" / "room"):
+            used, size = self.used_bytes(), sealed.manifest.size
+            if used + size > self.max_bytes:
+                raise UserError(
+                    f"{sealed.ref.kind} {sealed.ref.digest[:12]} of {size:,} bytes would take the store {self.root} of "
+                    f"{used:,} past store.max_bytes = {self.max_bytes:,}: see what `eyas gc SETTINGS.yaml` would free, or "
+                    "raise the limit"
+                )
+            yield
 
     def _clear(self, target: Path) -> None:
         """Put a blob that is not whole out of the way: the manifest goes first, so that it stops existing."""
@@ -198,7 +173,16 @@ class Store:
 
     def delete(self, digest: str) -> None:
         """Remove a blob."""
-        self._clear(self.folder(digest))
+        with self._changing(digest):
+            self._clear(self.folder(digest))
+
+    def put_aside(self, path: Path) -> Path:
+        """Move something damaged out of the way, so that it does not exist any more; returns where it lies now."""
+        aside = self.root / "damaged" / f"{path.name}.{uuid.uuid4().hex[:8]}"
+        aside.parent.mkdir(exist_ok=True)
+        os.rename(path, aside)
+        sync_folder(path.parent)
+        return aside
 
     def sweep(self) -> None:
         """Remove workspaces whose process has died."""
@@ -207,17 +191,20 @@ class Store:
                 with open(folder / ".lock", "rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
-            except FileNotFoundError:
-                continue
             except BlockingIOError:
+                continue
+            except FileNotFoundError:  # its process was removing it: a workspace appears with its lock inside
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in (self.root / "tmp").glob("new.*"):
+            try:
+                if time.time() - folder.stat().st_mtime > _HALF_MADE:
+                    shutil.rmtree(folder, ignore_errors=True)
+            except FileNotFoundError:
                 continue
 
     def used_bytes(self) -> int:
-        """Bytes of all blobs by their manifests."""
-        total = 0
-        for path in (self.root / "blobs").glob("*/*/" + MANIFEST_NAME):
-            total += self.manifest(path.parent.name).size
-        return total
+        """Bytes of all blobs; cheap to ask again."""
+        return self._usage.total()
 
     def free_bytes(self) -> int:
         """Bytes that the store's file system still takes."""
@@ -231,6 +218,6 @@ class Store:
             room = min(room, max_bytes - self.used_bytes())
         if needed > room:
             raise UserError(
-                f"{what} need {needed:,} bytes and the store {self.root} has room for {max(room, 0):,}: "
-                "free space, raise store.max_bytes or take fewer conversations"
+                f"{what} need {needed:,} bytes and the store {self.root} has room for {max(room, 0):,}: free space "
+                "(`eyas gc SETTINGS.yaml` says what can go), raise store.max_bytes or take fewer conversations"
             )

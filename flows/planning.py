@@ -11,11 +11,11 @@ from tasks.settings import Settings
 
 def open_host(settings: Settings) -> Host:
     """The host that the settings name."""
-    return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes)
+    return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes, settings.store.mirror)
 
 
 def plan(settings: Settings, host: Host, code: Path | None = None) -> Walk:
     """Walk the pipeline with the code of ``code`` (else of the checkout); refuses what cannot work."""
     walk = host.walk(code)
-    train_draft(settings, PlanExecutor(walk), host.memo)
+    train_draft(settings, PlanExecutor(walk), host.memo, host.forgotten.of)
     return walk

@@ -18,14 +18,14 @@ from running.host import Host
 from running.prefect_executor import PrefectExecutor
 from running.prefect_log import send_log_to_prefect
 from running.snapshot import new_run_folder, take_snapshot
+from running.waiting import AT_ONCE
 from running.walk import Walk
 from tasks.settings import Settings
 
 log = logging.getLogger("eyas")
-_THREADS = 64  # tasks at once; they wait for devices, which set the pace
 
 
-@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=_THREADS), persist_result=False)  # type: ignore[arg-type]
+@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
     send_log_to_prefect()
@@ -36,14 +36,15 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     say_plan(settings, host, snapshot)
     pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
     walk = host.walk(snapshot)
-    with host.store.workspace() as workspace:
-        execution = Execution(walk, host.state, run_folder, pool, workspace)
-        try:
-            made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo)
-        except BaseException:
-            execution.children.stop()  # Prefect waits for its threads, and they for their children
-            raise
-    return publish(settings, host, walk, made, run_folder)
+    with host.noted_run(run_folder.name, settings.name, walk):
+        with host.store.workspace() as workspace, walk.giving():
+            execution = Execution(walk, host.state, run_folder, pool, workspace)
+            try:
+                made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo, host.forgotten.of)
+            except BaseException:
+                execution.children.stop()  # Prefect waits for its threads, and they for their children
+                raise
+        return publish(settings, host, walk, made, run_folder)
 
 
 def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:

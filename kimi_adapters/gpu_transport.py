@@ -46,7 +46,7 @@ class GpuTransport:
         self._output.emit(sink, shard, name, stream, dtype)
 
     def then(self, what: Callable[[], Any]) -> None:
-        """Calls `what` on the output's thread once all states emitted so far have been through their sinks."""
+        """As Transport.then."""
         self._output.then(what)
 
     def finish(self) -> None:

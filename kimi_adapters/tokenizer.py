@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from errors import UserError
@@ -46,6 +47,11 @@ class Tokenizer:
         """Token ids, and for each the index of its first character in `text`."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, [start for start, _ in encoding.offsets]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        """Plain texts as the backend's encodings (`ids`, `offsets`, `char_to_token`), which is faster than one by one."""
+        found: list[Encoding] = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return found
 
     def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
         """The text of token ids, without special tokens unless asked for."""

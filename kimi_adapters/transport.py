@@ -43,6 +43,10 @@ class Transport(Protocol):
         """Hands the states [T, hidden] as they are now to the sink, in chunks, in order."""
         ...
 
+    def then(self, what: Callable[[], Any]) -> None:
+        """Calls `what` once all states emitted so far have been through their sinks, on the sinks' thread."""
+        ...
+
     def finish(self) -> None:
         """Waits until all states are through their sinks."""
         ...
@@ -100,6 +104,10 @@ class PlainTransport:
         """As Transport.emit; chunks are the sink's to keep."""
         for chunk in pieces(0, len(stream), TOKEN_CHUNK):
             sink(shard, name, stream[chunk].to("cpu", dtype, copy=True))
+
+    def then(self, what: Callable[[], Any]) -> None:
+        """At once."""
+        what()
 
     def finish(self) -> None:
         """Nothing is on its way."""

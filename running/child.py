@@ -7,9 +7,11 @@ import os
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from artifacts.disk import full_disk, is_full
 from errors import UserError
 from running.guard import die_with_parent, hide_other_checkouts, only_declared
 from running.job import Job, json_line
@@ -71,7 +73,10 @@ def main() -> int:
     try:
         _work(order, events)
     except BaseException as error:  # whatever it is, the parent must hear of it
-        traceback.print_exc()
+        with suppress(OSError):  # its log may lie on a full disk
+            traceback.print_exc()
+        if is_full(error) and not isinstance(error, UserError):
+            error = full_disk(getattr(error, "filename", None) or ", ".join(order["closed"]))
         kind = "user" if isinstance(error, UserError) else type(error).__name__
         events.send({"event": "error", "kind": kind, "message": str(error)})
         return 1

@@ -1,34 +1,44 @@
-"""The command line: it loads settings and calls the flows that deployments call."""
+"""The command line: it parses; ``running.commands`` and ``running.store_commands`` do."""
 
 import argparse
-import json
 import logging
-import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from artifacts.disk import full_disk, is_full
 from artifacts.key import KeyFailure
+from artifacts.store import BlobMissing
 from errors import UserError
+from running import commands, store_commands
 from running.launch import ChildFailed
-from running.tables import node_table, summary
+from running.push import push
+from running.settings_file import load_settings as load_settings
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run ``eyas``; exit code 0, 1 for a failure, 2 for a user's mistake (one sentence on standard error)."""
+    """Run ``eyas``; exit code 0, 1 for a failure or damage, 2 for a user's mistake (one sentence on standard error)."""
     parsed = _parser().parse_args(arguments)
-    _set_up_logging(logging.INFO if parsed.command == "run" else logging.WARNING)
+    _set_up_logging(logging.WARNING if parsed.command == "plan" else logging.INFO)
     try:
-        overrides = [*parsed.set, *([f"limit={parsed.limit}"] if parsed.limit else [])]
-        raw = load_settings(Path(parsed.settings), overrides)
-        return (_run if parsed.command == "run" else _plan)(raw, parsed.json)
+        return int(parsed.do(load_settings(Path(parsed.settings), _overrides(parsed)), parsed))
     except UserError as error:
-        print(f"eyas: {error}", file=sys.stderr)
-        return 2
-    except (ChildFailed, KeyFailure) as error:
-        print(f"eyas: {error}", file=sys.stderr)
-        return 1
+        return _say(error, 2)
+    except (ChildFailed, KeyFailure, BlobMissing) as error:
+        return _say(error, 1)
+    except Exception as error:
+        if is_full(error):
+            return _say(full_disk(getattr(error, "filename", None) or "the store or the state folder"), 2)
+        raise
+
+
+def _say(error: Exception, code: int) -> int:
+    print(f"eyas: {error}", file=sys.stderr)
+    return code
+
+
+def _overrides(parsed: argparse.Namespace) -> list[str]:
+    limit = getattr(parsed, "limit", None)
+    return [*parsed.set, *([f"limit={limit}"] if limit else [])]
 
 
 def _set_up_logging(level: int) -> None:
@@ -44,80 +54,41 @@ def _set_up_logging(level: int) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eyas", description="Trains EAGLE-3 drafts as one cached flow.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("run", "run the flow"), ("plan", "say what would run, and why, without running it")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("settings", metavar="SETTINGS.yaml")
-        command.add_argument("--set", action="append", default=[], metavar="section.key=value")
-        command.add_argument("--limit", type=int, metavar="N", help="a smoke run: few samples, gates only warn")
-        command.add_argument("--json", action="store_true", help="print the list of nodes as JSON")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, do: object, text: str) -> argparse.ArgumentParser:
+        added = subparsers.add_parser(name, help=text, description=text)
+        added.add_argument("settings", metavar="SETTINGS.yaml")
+        added.add_argument("--set", action="append", default=[], metavar="section.key=value")
+        added.set_defaults(do=do)
+        return added
+
+    for name, do, text in (
+        ("run", commands.run, "run the flow"),
+        ("plan", commands.plan, "say what would run, and why, without running it"),
+    ):
+        added = command(name, do, text)
+        added.add_argument("--limit", type=int, metavar="N", help="a smoke run: few samples, gates only warn")
+        added.add_argument("--json", action="store_true", help="print the list of nodes as JSON")
+
+    verify = command("verify", store_commands.verify, "check the store; exit code 1 when something in it is damaged")
+    verify.add_argument("--deep", action="store_true", help="read every byte and compare digests; else sizes only")
+    verify.add_argument("--repair", action="store_true", help="put what is damaged aside, so that its producer runs again")
+
+    gc = command("gc", store_commands.gc, "say what no alias and no recent run needs any more, or remove it")
+    gc.add_argument("--yes", action="store_true", help="remove it; else it is only said")
+    gc.add_argument("--keep-runs", type=int, default=3, metavar="N", help="newest runs whose artifacts stay (default: 3)")
+
+    show = command("show", store_commands.show, "say what an artifact is, what made it and what was made of it")
+    show.add_argument("ref", metavar="REF", help="a digest or its first 6 digits or more, an alias, or a path")
+    show.add_argument("--data", action="store_true", help="the data it was made from, with counts and exclusions")
+
+    forget = command("forget", store_commands.forget, "drop conversations from shards, states and copies of sources")
+    forget.add_argument("ids", nargs="+", metavar="ID")
+    forget.add_argument("--yes", action="store_true", help="do it; else it is only said")
+
+    command("push", push, "give the mirror what it lacks")
     return parser
-
-
-def load_settings(path: Path, overrides: list[str]) -> Any:
-    """The settings of a YAML file with ``section.key=value`` put over them; ``UserError`` names what is wrong."""
-    import yaml
-    from pydantic import ValidationError
-
-    from tasks.settings import Settings
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise UserError(f"settings file {path} cannot be read ({error.strerror}): correct the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"settings file {path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"settings file {path} holds no mapping of settings: see deployments/demo.yaml")
-    for override in overrides:
-        _override(values, override)
-    try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "settings"
-        why = "is no setting" if first["type"] == "extra_forbidden" else f"is wrong: {first['msg']}"
-        raise UserError(f"{where} in {path} {why}: see tasks/settings.py for every setting") from None
-
-
-def _override(values: dict[str, Any], override: str) -> None:
-    import yaml
-
-    name, equals, text = override.partition("=")
-    if not equals:
-        raise UserError(f"--set {override} has no value: write --set section.key=value")
-    *sections, key = name.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise UserError(f"--set {override}: {section} is no section of settings")
-    values[key] = yaml.safe_load(text)
-
-
-def _plan(settings: Any, as_json: bool) -> int:
-    from flows.planning import open_host, plan
-
-    steps = plan(settings, open_host(settings)).steps
-    print(json.dumps([asdict(step) for step in steps], indent=1) if as_json else node_table(steps))
-    return 0
-
-
-def _run(settings: Any, as_json: bool) -> int:
-    from flows.planning import open_host, plan
-
-    plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # an ephemeral server is cut off at its end, and says so
-    logging.getLogger("eyas").info(
-        "starting Prefect%s", "" if os.environ.get("PREFECT_API_URL") else " with a server of its own"
-    )
-    from flows.served import train_draft_flow
-
-    result = train_draft_flow(settings)
-    print(json.dumps(result["nodes"], indent=1) if as_json else summary(result))
-    return 0
 
 
 if __name__ == "__main__":

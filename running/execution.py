@@ -1,39 +1,29 @@
 """Doing one node: under the lock of its key, in a child on a leased device, recorded when its outputs are committed."""
 
 import logging
-import math
 import os
 import platform
 import shutil
 import subprocess
-import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from artifacts.records import Record
-from artifacts.stage import Input
+from artifacts.stage import Input, Node
 from running.devices import Device, DevicePool
 from running.launch import Children, Order, Place, run_child
 from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
+from running.waiting import Waiting
 from running.walk import Decision, Walk
 
 log = logging.getLogger("eyas")
-_MOST_GATHERED = 64
-
-
-class Waiting:
-    """Nodes of one gathering stage that wait for a device; whoever finds one takes a fair share of them along."""
-
-    def __init__(self) -> None:
-        self.condition = threading.Condition()
-        self.queue: list[Order] = []
-        self.ended: dict[int, BaseException | None] = {}
 
 
 class Execution:
@@ -60,6 +50,19 @@ class Execution:
     def do(self, decision: Decision) -> Record:
         """Return the node's record, made now unless another run has made it meanwhile."""
         node, key = decision.node, decision.key
+        try:
+            return self._do(decision, node, key)
+        finally:
+            if node.stage.gathers:
+                self._waiting[node.stage.name].forget(key)
+
+    def expect(self, decisions: Iterable[Decision]) -> None:
+        """Announce nodes that will be done soon, so that devices share them fairly."""
+        for decision in decisions:
+            if decision.node.stage.gathers:
+                self._waiting[decision.node.stage.name].expect([decision.key])
+
+    def _do(self, decision: Decision, node: Node, key: str) -> Record:
         with key_lock(self.state, key, node.label, self.children.check) as lock:
             record = self.walk.records.get(node.stage.name, key)
             if record and (not decision.forced or self._whole(record)):
@@ -91,22 +94,21 @@ class Execution:
     def _gathered(self, order: Order) -> None:
         """Wait until a child has done ``order``: this thread starts it as soon as a device is free and none did before."""
         waiting = self._waiting[order.node.stage.name]
-        with waiting.condition:
-            waiting.queue.append(order)
+        waiting.add(order)
+        kind = order.node.stage.device
         while True:
             self.children.check()
             with ExitStack() as stack:
                 with waiting.condition:
                     if id(order) in waiting.ended:
                         break
-                    leased = self.pool.try_lease(order.node.stage.device) if order in waiting.queue else None
+                    first = bool(waiting.queue) and waiting.queue[0] is order  # one of them looks for a device, not all
+                    leased = self.pool.try_lease(kind) if first and waiting.complete() else None
                     if leased is None:
-                        waiting.condition.wait(0.1)
+                        waiting.condition.wait(0.05 if first else 0.5)
                         continue
                     stack.callback(os.close, leased[1])
-                    share = math.ceil(len(waiting.queue) / len(self.pool.candidates(order.node.stage.device)))
-                    batch = waiting.queue[: min(share, _MOST_GATHERED)]
-                    del waiting.queue[: len(batch)]
+                    batch = waiting.take(len(self.pool.candidates(kind)))
                 self._batch(waiting, batch, leased[0])
         error = waiting.ended.pop(id(order))
         if error is not None and not order.outputs:
@@ -118,10 +120,9 @@ class Execution:
             self._child(batch, device, waiting)
         except BaseException as raised:  # handed to each thread whose node is not done
             error = raised
-        with waiting.condition:
-            for order in batch:
-                waiting.ended.setdefault(id(order), error)
-            waiting.condition.notify_all()
+        for order in batch:
+            waiting.end(order, error)
+        waiting.leave()
 
     def _child(self, orders: list[Order], device: Device, waiting: Waiting | None = None) -> None:
         now = time.monotonic()
@@ -137,9 +138,7 @@ class Execution:
         def on_outputs(order: Order, event: dict[str, Any]) -> None:
             self._record(order, event)
             if waiting:
-                with waiting.condition:
-                    waiting.ended[id(order)] = None
-                    waiting.condition.notify_all()
+                waiting.end(order, None)
                 for later in orders:  # a shard's seconds count from the end of the one before it
                     self._started[later.key] = time.monotonic()
 
@@ -163,9 +162,12 @@ class Execution:
                 "python": platform.python_version(),
                 "git_commit": self._commit,
                 "tokens": event["tokens"],
+                "reproducible": order.node.stage.reproducible,
             },
         )
         self.walk.records.put(record)
+        if self.walk.mirroring:
+            self.walk.mirroring.offer(record.stage, record.key)
         decision.step.seconds = round(seconds, 3)
         log.info("%s: done in %.1f s", order.node.label, seconds)
 

@@ -33,8 +33,14 @@ def hide_other_checkouts(snapshot: Path) -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
 
 
-def _within(path: str, folders: tuple[str, ...]) -> bool:
-    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+def _within(path: str, folders: frozenset[str]) -> bool:
+    """Whether ``path`` is one of ``folders`` or lies in one; the cost is the path's depth, however many inputs there are."""
+    while path not in folders:
+        parent = os.path.dirname(path)
+        if parent == path:
+            return False
+        path = parent
+    return True
 
 
 def only_declared(allowed: list[Path], closed: list[Path]) -> None:
@@ -43,10 +49,10 @@ def only_declared(allowed: list[Path], closed: list[Path]) -> None:
     ``closed`` (the store, the state) wins over the libraries: a virtual environment may lie above or beside them.
     Python's own opens are seen; libraries that open files in C or Rust are kept out of the stages' reading paths.
     """
-    mine = tuple(str(path.resolve()) for path in allowed)
-    shut = tuple(str(path.resolve()) for path in closed)
+    mine = frozenset(str(path.resolve()) for path in allowed)
+    shut = frozenset(str(path.resolve()) for path in closed)
     libraries = {sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if p)}
-    general = (*_SYSTEM, *(os.path.realpath(p) for p in libraries))
+    general = frozenset({*_SYSTEM, *(os.path.realpath(p) for p in libraries)})
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):

@@ -14,18 +14,21 @@ class PlanExecutor:
 
     def run(self, node: Node) -> Made:
         """Look one node up."""
-        if any(isinstance(source, Pending) for source in node.inputs.values()):
-            self.walk.may_run(node)
-            return Made(node, None)
-        decision = self.walk.decide(node)
-        if decision.record:
-            return Made(node, decision.record.outputs)
-        self.walk.lost_inputs(node.inputs.values())
-        return Made(node, None)
+        return self.map([node])[0]
 
     def map(self, nodes: Iterable[Node]) -> list[Made]:
         """Look nodes up; outputs that would not fit the store are refused, by estimate where their size is not known."""
-        made = [self.run(node) for node in nodes]
+        asked = list(nodes)
+        known = [node for node in asked if not any(isinstance(source, Pending) for source in node.inputs.values())]
+        decided = {id(decision.node): decision for decision in self.walk.decide(known)}
+        made = []
+        for node in asked:
+            decision = decided.get(id(node))
+            self.walk.steps.append(decision.step if decision else self.walk.may_run(node))
+            made.append(Made(node, decision.record.outputs if decision and decision.record else None))
+        self.walk.lost_inputs(
+            source for decision in decided.values() if not decision.record for source in decision.node.inputs.values()
+        )
         self.walk.require_room(one.node for one in made if one.outputs is None)
         return made
 

@@ -4,6 +4,7 @@ The key is computed before a task is submitted and the policy only returns it. P
 our record: written before a hit is submitted, so that Prefect shows Cached, and removed before a miss is.
 """
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from prefect.futures import PrefectFuture
 from prefect.results import ResultStore
 from prefect.serializers import JSONSerializer
 
+from artifacts.manifest import canonical_json, digest_bytes
 from artifacts.records import Record
-from artifacts.stage import Input, Made, Node
+from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
 from running.execution import Execution
 from running.launch import ChildKilled
+from running.waiting import AT_ONCE
 from running.walk import Decision, Walk, digest_of
+
+_SHOWN = 48  # hits of one map, and edges of one task, that Prefect shows one by one
 
 
 class WalkKey(CachePolicy):
@@ -53,6 +58,7 @@ class PrefectExecutor:
         self._storage = LocalFileSystem(basepath=str(state / "prefect"))
         self._pointers = ResultStore(result_storage=self._storage, serializer=JSONSerializer(), cache_result_in_memory=False)
         self._folder = state / "prefect"
+        self._tasks: dict[Stage, Any] = {}
         self._decisions: dict[str, Decision] = {}
         self._futures: dict[str, PrefectFuture[Any]] = {}
 
@@ -62,15 +68,16 @@ class PrefectExecutor:
 
     def map(self, nodes: Iterable[Node]) -> list[Made]:
         """Do nodes that do not depend on one another. All are tried; then the first failure is raised."""
-        decisions = [self.walk.decide(node) for node in nodes]
-        missing = [decision.node for decision in decisions if decision.record is None]
-        self.walk.require_room(missing)
-        for node in missing:
-            self._restore(node.inputs.values())
-        futures = [self._submit(decision) for decision in decisions]
-        for future in futures:
-            future.wait()
-        return [self._made(decision, future) for decision, future in zip(decisions, futures, strict=True)]
+        decisions = self.walk.decide(nodes)
+        self.walk.steps += [decision.step for decision in decisions]
+        missing = [decision for decision in decisions if decision.record is None]
+        self.walk.require_room(decision.node for decision in missing)
+        self._restore(source for decision in missing for source in decision.node.inputs.values())
+        shown = self._show_hits([decision for decision in decisions if decision.record is not None], len(decisions))
+        self._do(missing)
+        for future in shown:
+            future.result()  # before anything can force one of them
+        return [Made(decision.node, _record_of(decision).outputs) for decision in decisions]
 
     def require(self, made: Made) -> None:
         """Make final outputs again whose blobs are gone."""
@@ -78,73 +85,114 @@ class PrefectExecutor:
         self._restore([Input.of(ref) for ref in made.outputs.values()])
 
     def _restore(self, inputs: Iterable[Any]) -> None:
-        """Run the producers of lost blobs, and them alone; each must give the bytes that were lost."""
-        for decision in self.walk.lost_inputs(inputs):
-            assert decision.record is not None
-            lost = {name: ref.digest for name, ref in decision.record.outputs.items()}
-            made = self._made(decision, self._submit(decision))
-            again = {name: ref.digest for name, ref in (made.outputs or {}).items()}
-            if again != lost:
-                raise UserError(
-                    f"{decision.node.label} was run again for a lost blob and gave other bytes: its record now names "
-                    "those, so start the run once more"
-                )
+        """Bring lost blobs from the mirror, else run their producers alone; each must give the bytes that were lost."""
+        for wave in self.walk.lost_inputs(inputs, bring=True):
+            lost = [_digests(_record_of(decision)) for decision in wave]
+            self._do(wave)
+            for decision, before in zip(wave, lost, strict=True):
+                if _digests(_record_of(decision)) != before:
+                    raise UserError(
+                        f"{decision.node.label} was run again for a lost blob and gave other bytes: its record now names "
+                        "those, so start the run once more"
+                    )
+
+    def _show_hits(self, hits: list[Decision], count: int) -> list[PrefectFuture[Any]]:
+        """Hits as cached tasks; more of a stage than a person would look at as one, since Prefect takes 5 ms for each."""
+        if self.walk.mirroring:
+            self.walk.mirroring.offer_unlisted((hit.node.stage.name, hit.key) for hit in hits)
+        if len(hits) <= _SHOWN:
+            return [self._submit(hit) for hit in hits]
+        key = digest_bytes(canonical_json([hit.key for hit in hits]))
+        shown = {"key": key, "hits": len(hits)}
+        self._point_at(key, shown)
+        task = self._task(hits[0].node.stage)
+        label = f"{hits[0].node.stage.title} · {len(hits):,} of {count:,} hit"
+        future = task.submit(key=key, label=label, wait_for=self._upstream(hits))
+        for hit in hits:
+            self._note(_record_of(hit), future)
+        return [future]
+
+    def _do(self, decisions: list[Decision]) -> None:
+        """Submit nodes so that few wait inside Prefect at a time, and see that each has left a record."""
+        self.execution.expect(decisions)
+        slots = threading.Semaphore(AT_ONCE)
+        futures = []
+        for decision in decisions:
+            slots.acquire()
+            future = self._submit(decision)
+            future.add_done_callback(lambda _: slots.release())
+            futures.append(future)
+        for future in futures:
+            future.wait()
+        for decision, future in zip(decisions, futures, strict=True):
+            future.result()
+            record = self.walk.records.get(decision.node.stage.name, decision.key)
+            if record is None:
+                raise RuntimeError(f"{decision.node.label} completed without a record")
+            decision.record, decision.step.digest = record, digest_of(record.outputs)
+            self.walk.note_outputs(decision, record)
+            self._note(record, future)
 
     def _submit(self, decision: Decision) -> PrefectFuture[Any]:
-        node, hit = decision.node, decision.record is not None and not decision.forced
         self._decisions[decision.key] = decision
-        if hit and decision.record:
-            self._point_at(decision.record)
+        hit = decision.record if not decision.forced else None
+        if hit:
+            self._point_at(decision.key, _pointer(hit))
         else:
             (self._folder / decision.key).unlink(missing_ok=True)
-        upstream = [
-            self._futures[source.ref.digest]
-            for source in node.inputs.values()
-            if isinstance(source, Input) and source.ref and source.ref.digest in self._futures
-        ]
-        future = self._task(node).submit(key=decision.key, wait_for=list(dict.fromkeys(upstream)))
-        if hit and decision.record:
-            self._note(decision.record, future)
+        task = self._task(decision.node.stage)
+        future = task.submit(key=decision.key, label=decision.node.label, wait_for=self._upstream([decision]))
+        if hit:
+            self._note(hit, future)
         return future
 
-    def _task(self, node: Node) -> Any:
-        decisions, execution = self._decisions, self.execution
+    def _upstream(self, decisions: list[Decision]) -> list[PrefectFuture[Any]]:
+        """The tasks that made what these nodes read, for Prefect's graph; no more than a person would look at."""
+        found: dict[PrefectFuture[Any], None] = {}
+        for source in (source for decision in decisions for source in decision.node.inputs.values()):
+            if isinstance(source, Input) and source.ref and (future := self._futures.get(source.ref.digest)):
+                found[future] = None
+                if len(found) == _SHOWN:
+                    break
+        return list(found)
 
-        def run_node(key: str) -> dict[str, Any]:
-            return _pointer(execution.do(decisions[key]))
+    def _task(self, stage: Stage) -> Any:
+        if stage not in self._tasks:
+            decisions, execution = self._decisions, self.execution
 
-        return Task(
-            fn=run_node,
-            name=node.stage.title,
-            task_run_name=node.label,
-            cache_policy=WalkKey(),
-            persist_result=True,
-            result_storage=self._folder,
-            result_serializer="json",
-            retries=node.stage.retries,
-            retry_condition_fn=_was_killed,
-        )
+            def run_node(key: str, label: str) -> dict[str, Any]:
+                return _pointer(execution.do(decisions[key]))
 
-    def _made(self, decision: Decision, future: PrefectFuture[Any]) -> Made:
-        future.result()
-        record = self.walk.records.get(decision.node.stage.name, decision.key)
-        if record is None:
-            raise RuntimeError(f"{decision.node.label} completed without a record")
-        decision.step.digest = digest_of(record.outputs)
-        self.walk.note_outputs(decision, record)
-        if decision.record is None:
-            decision.record = record
-        self._note(record, future)
-        return Made(decision.node, record.outputs)
+            self._tasks[stage] = Task(
+                fn=run_node,
+                name=stage.title,
+                task_run_name="{label}",
+                cache_policy=WalkKey(),
+                persist_result=True,
+                result_storage=self._folder,
+                result_serializer="json",
+                retries=stage.retries,
+                retry_condition_fn=_was_killed,
+            )
+        return self._tasks[stage]
 
     def _note(self, record: Record, future: PrefectFuture[Any]) -> None:
         for ref in record.outputs.values():
             self._futures[ref.digest] = future
 
-    def _point_at(self, record: Record) -> None:
-        if not (self._folder / record.key).exists():
-            self._pointers.persist_result_record(self._pointers.create_result_record(_pointer(record), record.key))
+    def _point_at(self, key: str, shown: dict[str, Any]) -> None:
+        if not (self._folder / key).exists():
+            self._pointers.persist_result_record(self._pointers.create_result_record(shown, key))
+
+
+def _record_of(decision: Decision) -> Record:
+    assert decision.record is not None
+    return decision.record
 
 
 def _pointer(record: Record) -> dict[str, Any]:
-    return {"key": record.key, "outputs": {name: ref.digest for name, ref in record.outputs.items()}}
+    return {"key": record.key, "outputs": _digests(record)}
+
+
+def _digests(record: Record) -> dict[str, str]:
+    return {name: ref.digest for name, ref in record.outputs.items()}

@@ -20,9 +20,14 @@ def new_run_folder(state: Path) -> Path:
     runs = state.absolute() / "runs"
     folder = runs / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
     folder.mkdir(parents=True)
-    for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
-        shutil.rmtree(old, ignore_errors=True)
+    remove_old_runs(runs, _KEPT_RUNS)
     return folder
+
+
+def remove_old_runs(runs: Path, kept: int) -> None:
+    """Remove all run folders but the newest ``kept``."""
+    for old in sorted(runs.glob("*"))[:-kept]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def take_snapshot(run_folder: Path) -> Path:

@@ -5,6 +5,7 @@ from typing import Any
 
 from running.walk import Step
 
+STAGE_HEADER = ["stage", "ran", "hit", "seconds", "because"]
 _SHOWN_REASONS = 3
 
 
@@ -68,11 +69,16 @@ def _acceptance_row(method: str, draft: str, facts: dict[str, Any], prefix: str)
 
 def stage_table(steps: list[Step]) -> str:
     """Per stage: how many nodes ran and hit, and the seconds."""
+    return table(STAGE_HEADER, stage_rows(steps))
+
+
+def stage_rows(steps: list[Step]) -> list[list[str]]:
+    """A row a stage, in order: name, nodes that ran, nodes that hit, seconds, why they ran."""
     rows = []
     for stage in dict.fromkeys(step.stage for step in steps):
         mine = [step for step in steps if step.stage == stage]
         ran = [step for step in mine if step.status == "run"]
-        because = sorted({reason for step in ran for reason in step.because})
-        seconds = sum(step.seconds or 0 for step in ran)
-        rows.append((stage, str(len(ran)), str(len(mine) - len(ran)), f"{seconds:.1f}", reasons(because)))
-    return table(("stage", "ran", "hit", "seconds", "because"), rows)
+        because = reasons(sorted({reason for step in ran for reason in step.because}))
+        seconds = sum(step.seconds or 0.0 for step in ran)
+        rows.append([stage, str(len(ran)), str(len(mine) - len(ran)), f"{seconds:.1f}", because])
+    return rows

@@ -1,16 +1,20 @@
 """The walk that plan and run share: each node's key is computed, then its record is looked up. Nothing is executed here."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.code_digest import CodeError, Read, closure
-from artifacts.key import KeyFailure, Parts, key_of, key_parts, library_versions
+from artifacts.key import KeyFailure, Parts, key_of, node_parts, stage_parts
+from artifacts.kin import Kin
+from artifacts.manifest import Ref
 from artifacts.records import Record, Records
 from artifacts.stage import Input, Made, Node, Pending, Stage
 from artifacts.store import Store
 from errors import UserError
+from running.mirroring import Mirroring
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Step:
     tokens: int = 0
     output_bytes: int = 0
     estimate: float | None = None
+    key: str | None = None
 
 
 @dataclass
@@ -57,36 +62,59 @@ class Executor(Protocol):
 
 
 class Walk:
-    """Keys and records over one store, with the code digests of one source tree."""
+    """Keys and records over one store and its mirror, with the code digests of one source tree."""
 
-    def __init__(self, store: Store, records: Records, code: Path, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, store: Store, records: Records, code: Path, max_bytes: int | None = None, mirroring: Mirroring | None = None
+    ) -> None:
         self.store, self.records, self.code, self._max_bytes = store, records, code, max_bytes
+        self.mirroring = mirroring
         self.steps: list[Step] = []
-        self._closures: dict[str, dict[str, str]] = {}
         self._read: dict[Path, Read] = {}
+        self._shared: dict[Stage, Parts] = {}
         self._makers: dict[str, Decision] = {}
+        self._kin = Kin(records)
 
-    def modules(self, stage: Stage) -> dict[str, str]:
-        """Digests of the stage's modules; raises ``KeyFailure`` where they cannot be known."""
-        if stage.module not in self._closures:
+    def shared_parts(self, stage: Stage) -> Parts:
+        """The parts of the key that all nodes of a stage share; raises ``KeyFailure`` where they cannot be known."""
+        if stage not in self._shared:
             try:
-                self._closures[stage.module] = closure(self.code, stage.module, self._read)
+                modules = closure(self.code, stage.module, self._read)
             except (CodeError, OSError) as error:
                 raise KeyFailure(f"the code of stage {stage.name} cannot be known: {error}") from None
-        return self._closures[stage.module]
+            self._shared[stage] = stage_parts(stage, modules)
+        return self._shared[stage]
 
-    def decide(self, node: Node) -> Decision:
-        """Compute the key and look the record up. Every miss names the parts that differ from its nearest kin."""
-        parts = key_parts(node, self.modules(node.stage))
-        key = key_of(parts)
-        record = self.records.get(node.stage.name, key)
-        step = Step(node.stage.name, node.name, "hit" if record else "run", tokens=node.tokens, output_bytes=node.output_bytes)
+    def decide(self, nodes: Iterable[Node]) -> list[Decision]:
+        """Compute keys and look records up, here and then in the mirror, in one go for all nodes.
+
+        Every miss names the parts that differ from its nearest kin. The executor adds the steps to ``steps``.
+        """
+        keyed = [(node, self.shared_parts(node.stage) | node_parts(node)) for node in nodes]
+        wanted = [(node.stage.name, key_of(parts)) for node, parts in keyed]
+        records = self._look_up(wanted)
+        return [self._decision(*each, *pair, records.get(pair)) for each, pair in zip(keyed, wanted, strict=True)]
+
+    def _look_up(self, wanted: list[tuple[str, str]]) -> dict[tuple[str, str], Record]:
+        found = {pair: record for pair in wanted if (record := self.records.get(*pair)) is not None}
+        missing: dict[str, list[str]] = {}
+        for stage, key in wanted:
+            if (stage, key) not in found:
+                missing.setdefault(stage, []).append(key)
+        for stage, keys in missing.items() if self.mirroring else ():
+            assert self.mirroring is not None
+            found |= {(stage, key): record for key, record in self.mirroring.records(stage, keys).items()}
+        return found
+
+    def _decision(self, node: Node, parts: Parts, stage: str, key: str, record: Record | None) -> Decision:
+        step = Step(stage, node.name, "hit" if record else "run", tokens=node.tokens, output_bytes=node.output_bytes)
+        step.key = key
         if record:
+            parts = record.parts  # equal, since their keys are: one of the two is enough to keep
             step.digest = digest_of(record.outputs)
         else:
-            step.because = self.records.explain(node.stage.name, parts)
+            step.because = self._kin.explain(stage, parts)
             step.estimate = self._estimate(node)
-        self.steps.append(step)
         decision = Decision(node, key, parts, record, step)
         if record:
             self.note_outputs(decision, record)
@@ -98,7 +126,7 @@ class Walk:
             self._makers.setdefault(ref.digest, decision)
 
     def _estimate(self, node: Node) -> float | None:
-        rate = self.records.rate(node.stage.name)
+        rate = self._kin.rate(node.stage.name)
         return node.tokens / rate if rate and node.tokens else None
 
     def require_room(self, nodes: Iterable[Node]) -> None:
@@ -110,39 +138,75 @@ class Walk:
 
     def may_run(self, node: Node) -> Step:
         """A node of a plan that consumes something not yet known; what of its key is known must be computable."""
-        self.modules(node.stage)
-        library_versions(node.stage.libraries)
+        self.shared_parts(node.stage)
         reasons = sorted({source.because for source in node.inputs.values() if isinstance(source, Pending)})
         step = Step(node.stage.name, node.name, "may run", reasons, tokens=node.tokens, output_bytes=node.output_bytes)
         step.estimate = self._estimate(node)
-        self.steps.append(step)
         return step
 
-    def lost_inputs(self, inputs: Iterable[Input | Pending]) -> list[Decision]:
-        """The producers whose blobs are read but gone, each marked as forced; producers of their inputs come first.
+    def giving(self) -> AbstractContextManager[None]:
+        """While a run lasts: what it makes goes to the mirror, and at its end all of it is there."""
+        return self.mirroring.giving() if self.mirroring else nullcontext()
 
-        Raises ``UserError`` where a lost blob cannot be made again bit for bit, or where nothing in this flow makes it.
+    def lost_inputs(self, inputs: Iterable[Input | Pending], bring: bool = False) -> list[list[Decision]]:
+        """The producers of blobs that are read but gone, marked as forced, in waves: each wave reads what those before it make.
+
+        What the mirror has is not lost; ``bring`` brings it into the store. Raises ``UserError`` where a lost blob cannot be
+        made again bit for bit, or where nothing in this flow makes it.
         """
-        found: list[Decision] = []
-        for source in inputs:
-            if not isinstance(source, Input) or source.ref is None or self.store.has(source.ref.digest):
-                continue
-            maker = self._makers.get(source.ref.digest)
-            name = f"{source.ref.kind} {source.ref.digest[:12]}"
-            if maker is None:
-                raise UserError(f"{name} is missing from the store {self.store.root} and nothing in this flow makes it")
-            if not maker.node.stage.reproducible:
-                raise UserError(
-                    f"{name} is missing from the store {self.store.root}, and {maker.node.label} cannot make it again bit for "
-                    f"bit: restore the blob, or delete {self.records.path(maker.node.stage.name, maker.key)} to make a new one"
-                )
-            if maker.forced:
-                continue
-            maker.forced = True
-            found += self.lost_inputs(maker.node.inputs.values())
-            maker.step.status, maker.step.because = "run", [f"blob of {name} is missing"]
-            found.append(maker)
-        return found
+        forced: dict[str, Decision] = {}
+        frontier = self._absent(inputs, bring)
+        while frontier:
+            makers = [self._maker(source.ref) for source in frontier if source.ref]
+            fresh = {maker.key: maker for maker in makers if not maker.forced}
+            for source in frontier:
+                if source.ref and (maker := self._makers[source.ref.digest]).key in fresh:
+                    maker.forced, maker.step.status = True, "run"
+                    maker.step.because = [f"blob of {source.ref.kind} {source.ref.digest[:12]} is missing"]
+            forced |= fresh
+            frontier = self._absent((source for maker in fresh.values() for source in maker.node.inputs.values()), bring)
+        return self._waves(forced)
+
+    def _absent(self, inputs: Iterable[Input | Pending], bring: bool) -> list[Input]:
+        """Inputs whose blob neither the store nor the mirror has, each blob once."""
+        read = {source.ref.digest: source for source in inputs if isinstance(source, Input) and source.ref}
+        absent = {digest for digest in read if not self.store.has(digest)}
+        if absent and self.mirroring:
+            if bring:
+                self.mirroring.bring(absent)
+                absent = {digest for digest in absent if not self.store.has(digest)}
+            else:
+                absent -= self.mirroring.there(absent)
+        return [read[digest] for digest in read if digest in absent]
+
+    def _maker(self, ref: Ref) -> Decision:
+        """The node that can make a lost blob again."""
+        maker, name = self._makers.get(ref.digest), f"{ref.kind} {ref.digest[:12]}"
+        if maker is None:
+            raise UserError(f"{name} is missing from the store {self.store.root} and nothing in this flow makes it")
+        if not maker.node.stage.reproducible:
+            raise UserError(
+                f"{name} is missing from the store {self.store.root}, and {maker.node.label} cannot make it again bit for "
+                f"bit: restore the blob, or delete {self.records.path(maker.node.stage.name, maker.key)} to make a new one"
+            )
+        return maker
+
+    def _waves(self, forced: dict[str, Decision]) -> list[list[Decision]]:
+        depths: dict[str, int] = {}
+
+        def depth(decision: Decision) -> int:
+            if decision.key not in depths:
+                sources = (s.ref.digest for s in decision.node.inputs.values() if isinstance(s, Input) and s.ref)
+                before = {maker.key for digest in sources if (maker := self._makers.get(digest)) and maker.key in forced}
+                depths[decision.key] = 1 + max((depth(forced[key]) for key in before), default=-1)
+            return depths[decision.key]
+
+        waves: list[list[Decision]] = []
+        for decision in sorted(forced.values(), key=depth):
+            if depth(decision) == len(waves):
+                waves.append([])
+            waves[-1].append(decision)
+        return waves
 
 
 def digest_of(outputs: dict[str, Any]) -> str:

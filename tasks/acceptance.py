@@ -27,13 +27,15 @@ def check(settings: Settings) -> None:
         )
 
 
-def nodes(settings: Settings, shards: list[Shard], states: list[Made], draft: Made, verifier: Verifier) -> list[Node]:
+def nodes(
+    settings: Settings, shards: list[Shard], states: list[Made], checked: Made, draft: Made, verifier: Verifier
+) -> list[Node]:
     """Real decoding where evaluation prompts are given, and replay where conversations are held out."""
     found = []
     if settings.acceptance.prompts is not None:
         found.append(_decoding_node(settings, settings.acceptance.prompts, draft, verifier))
     if settings.corpus.held_out > 0:
-        found.append(_replay_node(settings, shards, states, draft))
+        found.append(_replay_node(settings, shards, states, checked, draft))
     return found
 
 
@@ -65,8 +67,8 @@ def _decoding_node(settings: Settings, path: str, draft: Made, verifier: Verifie
     )
 
 
-def _replay_node(settings: Settings, shards: list[Shard], states: list[Made], draft: Made) -> Node:
-    inputs = _drafts(draft)
+def _replay_node(settings: Settings, shards: list[Shard], states: list[Made], checked: Made, draft: Made) -> Node:
+    inputs = {**_drafts(draft), "quarantine": checked.input("quarantine")}
     for i, (shard, made) in enumerate(zip(shards, states, strict=True)):
         inputs |= {f"ids.{i}": shard.ids, f"masks.{i}": shard.masks, f"states.{i}": made.input("states")}
     tokens = sum(shard.tokens for shard in shards)
@@ -131,16 +133,18 @@ def compute_decoding(job: Job) -> None:
 
 
 def compute_replay(job: Job) -> None:
-    """Walk over the held-out samples of all shards with the draft and with an untrained one."""
+    """Walk over the held-out samples of all shards with the draft and with an untrained one; what validation put aside or
+    dropped is left out."""
     from kimi_adapters.replay import walk_shards
-    from tasks.shard_files import shard_files
+    from tasks.shard_files import left_out, shard_files
 
     k = job.settings["k"]
-    shards = shard_files(job)
+    shards, aside = shard_files(job), left_out(job)
     trained, untrained = _runners(job)
     cases = []
     for number, files in enumerate(shards):
-        walked = zip(walk_shards(trained, [files], k), walk_shards(untrained, [files], k), strict=True)
+        out = {0: aside.get(number, ())}
+        walked = zip(walk_shards(trained, [files], k, out), walk_shards(untrained, [files], k, out), strict=True)
         cases += [(number, sample, drafted, blind) for (_, sample, drafted), (_, _, blind) in walked]
         job.progress(number + 1, len(shards), "shards")
     facts = _facts("replay", k, [case[2] for case in cases], [case[3] for case in cases])

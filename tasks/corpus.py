@@ -4,7 +4,7 @@ A token shard is a function of its source file alone: conversations in file orde
 """
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from artifacts.stage import Input, Made, Node, Stage
@@ -15,23 +15,14 @@ from tasks.formats import CONVERSATIONS, REJECTS
 from tasks.handles import Shard, Source, Verifier
 from tasks.settings import Settings
 
-STAGE = Stage("corpus", module=__name__, libraries=("tokenizers", "numpy"))
-_BYTES_A_TOKEN = 8  # of a JSONL corpus; English takes 4 to 5, so the estimate is low on purpose
+STAGE = Stage("corpus", module=__name__, libraries=("tokenizers", "numpy", "pyarrow"))
 
 
 def files(settings: Settings, memo: Any) -> list[Source]:
     """The user's own files, each checked to be there and not empty."""
-    sources = []
-    for path in map(Path, settings.data.conversations):
-        if not path.is_file():
-            raise UserError(f"corpus file {path} does not exist: correct data.conversations")
-        if path.stat().st_size == 0:
-            raise UserError(f"corpus file {path} is empty: remove it from data.conversations or fill it")
-        digest = memo.digest(path)
-        sources.append(Source(path.stem, Input(digest, path=str(path.absolute())), path.stat().st_size // _BYTES_A_TOKEN))
-    if not sources and not settings.data.prompts:
-        raise UserError("data.conversations and data.prompts are both empty: give at least one file to learn from")
-    return sources
+    from tasks.corpus_files import sources
+
+    return sources(settings, memo)
 
 
 def synthesized(made: list[Made]) -> list[Source]:
@@ -39,8 +30,14 @@ def synthesized(made: list[Made]) -> list[Source]:
     return [Source(one.node.name, one.input("conversations"), one.node.tokens // 4) for one in made]
 
 
-def nodes(settings: Settings, sources: list[Source], verifier: Verifier) -> list[Node]:
-    """A node a source file."""
+def _nobody(source_digest: str) -> list[str]:
+    return []
+
+
+def nodes(
+    settings: Settings, sources: list[Source], verifier: Verifier, forgotten: Callable[[str], list[str]] = _nobody
+) -> list[Node]:
+    """A node a source file. ``forgotten`` gives, for a source's digest, BLAKE3 of the ids of the conversations to leave out."""
     chosen = {
         "chat_format": verifier.chat_format,
         "max_length": settings.corpus.max_length,
@@ -52,7 +49,12 @@ def nodes(settings: Settings, sources: list[Source], verifier: Verifier) -> list
         Node(
             STAGE,
             source.name,
-            chosen,
+            {
+                **chosen,
+                # Chunks of one prompts file are one source: how many there are must not change what is said of a sample.
+                "source": source.name.partition(", chunk ")[0],
+                "forgotten": sorted(forgotten(source.input.digest)) if isinstance(source.input, Input) else [],
+            },
             {"source": source.input, "tokenizer": verifier.input("tokenizer")},
             tokens=source.tokens,
         )
@@ -79,40 +81,37 @@ def compute(job: Job) -> None:
     """Read one source; outputs: ``ids.<n>``, ``masks.<n>``, ``rejects``."""
     from kimi_adapters.chat import chat_format
     from kimi_adapters.tokenizer import Tokenizer
-    from tasks.conversations import Reader, Sample
-    from tasks.shard_writer import write_shard
+    from tasks.conversations import Choices, Reader
+    from tasks.shard_cutter import ShardCutter
 
     source = job.input("source")
-    path = source / CONVERSATIONS if source.is_dir() else source
-    tokenizer = Tokenizer(job.input("tokenizer"))
-    reader = Reader(tokenizer, chat_format(job.settings["chat_format"]), job.settings["max_length"], job.settings["held_out"])
-    outputs: dict[str, Sealed] = {}
-    shard: list[Sample] = []
-    size = 0
-
-    def close_shard() -> None:
-        number = len(outputs) // 2
-        outputs[f"ids.{number}"], outputs[f"masks.{number}"] = write_shard(job.writer, shard)
-        shard.clear()
-
-    for sample in reader.samples(path, job.digests["source"] if path == source else None, job.settings["limit"]):
-        shard.append(sample)
-        size += len(sample.ids)
-        if size >= job.settings["shard_tokens"]:
-            close_shard()
-            size = 0
-    if shard:
-        close_shard()
-    if not outputs:
-        common = max(reader.reasons, key=lambda name: reader.reasons[name], default="no rows")
-        raise UserError(f"{path} gave no usable conversation in {reader.rows} rows (most often: {common}): check its format")
+    own = source.is_dir()
+    path = source / CONVERSATIONS if own else source
+    choices = Choices(
+        max_length=job.settings["max_length"],
+        held_out=job.settings["held_out"],
+        source=job.settings["source"],
+        forgotten=frozenset(job.settings["forgotten"]),
+        trusted=own,
+        limit=job.settings["limit"],
+    )
     writer = job.writer("rejects")
     with writer.open(REJECTS) as file:
-        for reject in reader.rejects:
-            file.write(json.dumps(reject).encode() + b"\n")
-    rejected = sum(reader.reasons.values())
-    outputs["rejects"] = writer.seal(
-        rows=reader.rows, samples=reader.rows - rejected, rejects=rejected, reasons=dict(sorted(reader.reasons.items()))
-    )
-    tokens = sum(one.ref.facts["tokens"] for name, one in outputs.items() if name.startswith("ids."))
-    job.finish(outputs, tokens=tokens)
+
+        def reject(number: int, reason: str) -> None:
+            file.write(json.dumps({"line": number, "reason": reason}).encode() + b"\n")
+
+        reader = Reader(Tokenizer(job.input("tokenizer")), chat_format(job.settings["chat_format"]), choices, reject)
+        cutter = ShardCutter(job.writer, job.settings["shard_tokens"])
+        total = path.stat().st_size / 1e6
+        for one in reader.samples(
+            path, None if own else job.digests["source"], lambda done: job.progress(done / 1e6, total, "MB")
+        ):
+            cutter.add(one)
+        cutter.close()
+    counts = reader.counts
+    if not counts.conversations and not counts.forgotten:
+        common = max(counts.reasons, key=lambda name: counts.reasons[name], default="no rows")
+        raise UserError(f"{path} gave no usable conversation in {counts.rows} rows (most often: {common}): check its format")
+    outputs: dict[str, Sealed] = {**cutter.outputs, "rejects": writer.seal(**counts.facts())}
+    job.finish(outputs, tokens=cutter.tokens)

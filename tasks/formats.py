@@ -9,9 +9,10 @@ import numpy as np
 from kimi_adapters.tensor_file import TensorFile, read_array
 
 TOKENS, MASKS, SAMPLES = "tokens.safetensors", "masks.safetensors", "samples.jsonl"
-STATES = "states.safetensors"
+STATES, STATS = "states.safetensors", "stats.safetensors"
 VOCABULARY = "vocabulary.safetensors"
-CHECK, REPORT, QUARANTINE = "check.json", "report.json", "quarantine.json"
+CHECK, CHECK_ARRAYS, CHECK_IDS = "check.json", "check.safetensors", "ids.json"
+REPORT, REPORT_TEXT, QUARANTINE, ASIDE = "report.json", "report.md", "quarantine.json", "aside.jsonl"
 CONVERSATIONS, REJECTS = "conversations.jsonl", "rejects.jsonl"
 CURVES, START = "curves.json", "start.safetensors"
 ACCEPTANCE, PLOT = "acceptance.json", "acceptance.png"
@@ -30,10 +31,10 @@ def read_masks(folder: Path) -> tuple[np.ndarray, list[dict[str, Any]]]:
     return read_array(TensorFile(folder / MASKS), "loss_mask"), samples
 
 
-def state_rows(file: TensorFile, name: str) -> np.ndarray:
-    """A state of a states file as F32 [T, H], whatever its dtype: BF16 is the upper half of an F32."""
+def state_rows(file: TensorFile, name: str, rows: slice | np.ndarray) -> np.ndarray:
+    """Rows of a state as F32 [k, H], whatever its dtype (BF16 is the upper half of an F32); no other row is read."""
     entry = file.entry(name)
     if entry.dtype == "BF16":
-        raw = np.frombuffer(file.bytes(name), np.uint16).reshape(entry.shape)
+        raw = np.frombuffer(file.bytes(name), np.uint16).reshape(entry.shape)[rows]
         return (raw.astype(np.uint32) << 16).view(np.float32)
-    return read_array(file, name)
+    return np.array(read_array(file, name)[rows])

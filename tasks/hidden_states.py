@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from artifacts.stage import Made, Node, Stage
+from artifacts.stage import Node, Stage
 from running.job import Job
-from tasks.formats import STATES, read_tokens
+from tasks.formats import STATES, STATS, read_tokens
 from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
 
@@ -69,6 +69,7 @@ def compute_passes(jobs: Sequence[Job]) -> None:
     import torch
 
     from kimi_adapters.layer_stream import LayerCache
+    from kimi_adapters.transport import transport_for
     from kimi_adapters.weights import Checkpoint
 
     first = jobs[0]
@@ -78,15 +79,19 @@ def compute_passes(jobs: Sequence[Job]) -> None:
     dtype = getattr(torch, first.settings["compute_dtype"])
     size = first.knobs["shards_per_pass"]
     resident = LayerCache()
-    for start in range(0, len(jobs), size):
-        _one_pass(jobs[start : start + size], checkpoint, dtype, resident)
+    with transport_for(checkpoint, torch.device(first.device)) as transport:
+        for start in range(0, len(jobs), size):
+            _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport)
+        transport.finish()
 
 
-def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -> None:
+def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, transport: Any) -> None:
+    """On a GPU the states of a pass are written, and its jobs finished, while the next pass computes."""
     import torch
 
     from kimi_adapters.layer_stream import ShardTokens, stream_states
     from kimi_adapters.tensor_file import TensorWriter
+    from tasks.state_stats import StateStats
 
     chosen = jobs[0].settings
     names = [*(f"layer.{k}" for k in chosen["layer_ids"]), "last"]
@@ -100,7 +105,10 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -
         for file, (ids, _) in zip(files, tokens, strict=True)
     ]
 
+    stats = [StateStats(offsets) for _, offsets in tokens]
+
     def sink(shard: int, name: str, chunk: torch.Tensor) -> None:
+        stats[shard].add(name, chunk)
         writers[shard].write(name, chunk.contiguous().view(torch.uint8).numpy())
 
     def progress(done: int, total: int) -> None:
@@ -117,13 +125,25 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -
         state_dtype=getattr(torch, chosen["state_dtype"]),
         resident=resident,
         progress=progress,
+        transport=transport,
     )
-    for job, artifact, writer, (ids, _) in zip(jobs, artifacts, writers, tokens, strict=True):
-        writer.close()
-        sealed = artifact.seal(tokens=len(ids), hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
-        job.finish({"states": sealed}, tokens=len(ids))
+
+    def finish() -> None:
+        for number, job in enumerate(jobs):
+            _finish(job, artifacts[number], writers[number], stats[number], tokens[number][1], hidden)
+
+    transport.then(finish)
 
 
-def states_of(made: list[Made]) -> list[Any]:
-    """The states of each shard as inputs."""
-    return [one.input("states") for one in made]
+def _finish(job: Job, artifact: Any, writer: Any, stats: Any, offsets: Any, hidden: int) -> None:
+    """Seals the states of a shard and their statistics, and hands them over."""
+    from tasks.arrays import write_arrays
+
+    chosen, total = job.settings, int(offsets[-1])
+    writer.close()
+    states = artifact.seal(tokens=total, hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
+    aside = job.writer("state_stats")
+    with aside.open(STATS) as file:
+        write_arrays(file, stats.arrays)
+    sealed = aside.seal(tokens=total, samples=len(offsets) - 1, not_finite=stats.not_finite)
+    job.finish({"states": states, "stats": sealed}, tokens=total)

@@ -23,13 +23,17 @@ class VerifierSettings(Section):
     )
     directory: str | None = Field(None, description="A Hugging Face directory: config.json, tokenizer.json, safetensors")
     name: str | None = Field(None, description="The name under which it is served, written into the exported draft")
-    chat_format: Literal["chatml", "smollm2", "llama3"] | None = Field(None, description="Empty: found from the chat template")
+    chat_format: Literal["chatml", "smollm2", "llama3", "qwen3", "kimi_k2"] | None = Field(
+        None, description="Empty: found from the chat template"
+    )
 
 
 class DataSettings(Section):
     """What the draft learns from."""
 
-    conversations: list[str] = Field([], description="JSONL files of conversations, as role/content or from/value")
+    conversations: list[str] = Field(
+        [], description="Files of conversations, or folders of them: JSONL (also in gzip or zstd) and Parquet"
+    )
     prompts: list[str] = Field([], description="JSONL files of prompts that the verifier answers first")
 
 
@@ -45,7 +49,7 @@ class SynthesisSettings(Section):
 class CorpusSettings(Section):
     """How conversations become tokens."""
 
-    max_length: int = Field(2048, gt=1, description="Longest sample in tokens; longer ones are rejected")
+    max_length: int = Field(2048, gt=1, description="Longest sample in tokens; longer conversations are cut into windows")
     shard_tokens: int = Field(8192, gt=1, description="A token shard is cut when it has reached this many tokens")
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of conversations kept for evaluation")
 
@@ -59,12 +63,23 @@ class HiddenStatesSettings(Section):
 
 
 class ValidationSettings(Section):
-    """What makes a sample unfit for training."""
+    """What makes a sample unfit for training. Only ``read_share`` makes shards be checked again; the rest is the merge's."""
 
-    max_norm_ratio: float = Field(
-        20.0, gt=1, description="A sample's state norm may differ from its shard's median by this factor"
+    read_share: float = Field(
+        0.1, gt=0, le=1, description="Share of samples whose stored states are read again; 1 reads all, digests included"
     )
+    norm_deviations: float = Field(
+        10.0, gt=0, description="A state norm is outlying past so many robust deviations from the corpus's median …"
+    )
+    norm_ratio: float = Field(1.5, gt=1, description="… and past this factor")
+    max_repeated_rows: float = Field(0.05, ge=0, le=1, description="Share of state rows that may equal the row before")
     min_supervised: int = Field(2, ge=1, description="Fewest supervised tokens of a sample")
+    max_repetition: float = Field(0.6, gt=0, le=1, description="Share of an answer's tokens in 8-grams that came before in it")
+    max_loop: int = Field(256, gt=8, description="Longest run of tokens that repeats itself with a period of at most 64")
+    min_score: float = Field(
+        -2.5, le=0, description="Lowest mean log-probability of an answer that this verifier gave greedily"
+    )
+    min_agreement: float = Field(0.8, ge=0, le=1, description="Lowest share of such an answer's tokens that are its likeliest")
 
 
 class VocabularySettings(Section):
@@ -123,7 +138,11 @@ class GateSettings(Section):
 
     max_quarantined: float = Field(0.05, ge=0, le=1, description="Share of samples that validation may put aside")
     max_rejected: float = Field(0.2, ge=0, le=1, description="Share of rows that the corpus may reject")
+    max_lost: float = Field(0.01, ge=0, le=1, description="Share of supervised tokens lost to corpus.max_length")
     min_coverage: float = Field(0.7, ge=0, le=1, description="Share of supervised tokens that the draft vocabulary holds")
+    min_slice_coverage: float = Field(
+        0.6, ge=0, le=1, description="The same in each slice of 1,000 supervised tokens or more; below it is only a warning"
+    )
 
 
 class StoreSettings(Section):
@@ -132,6 +151,10 @@ class StoreSettings(Section):
     path: str = ".eyas/store"
     state: str = ".eyas/state"
     max_bytes: int | None = Field(None, gt=0, description="The store never grows past this")
+    mirror: str | None = Field(
+        None,
+        description="URI of a copy that is kept and read: s3://bucket/prefix, file:///…; credentials come from the environment",
+    )
 
 
 class ReportSettings(Section):

@@ -7,14 +7,14 @@ import numpy as np
 
 from artifacts.store import ArtifactWriter, Sealed
 from kimi_adapters.tensor_file import TensorWriter
-from tasks.conversations import Sample
 from tasks.formats import MASKS, SAMPLES, TOKENS
+from tasks.samples import Sample
 
 
 def write_shard(new_writer: Callable[[str], ArtifactWriter], samples: Sequence[Sample]) -> tuple[Sealed, Sealed]:
     """Write ``samples`` as a token shard (``input_ids`` I32 [T], ``offsets`` I64 [n+1]) and, apart, their masks (U8 [T])."""
-    ids = np.concatenate([np.asarray(sample.ids, np.int32) for sample in samples])
-    mask = np.concatenate([np.asarray(sample.mask, np.uint8) for sample in samples])
+    ids = np.concatenate([sample.ids for sample in samples])
+    mask = np.concatenate([sample.mask for sample in samples])
     offsets = np.cumsum([0, *(len(sample.ids) for sample in samples)], dtype=np.int64)
     tokens = new_writer("token_shard")
     with tokens.open(TOKENS) as file:
@@ -29,10 +29,11 @@ def write_shard(new_writer: Callable[[str], ArtifactWriter], samples: Sequence[S
         writer.close()
     with masks.open(SAMPLES) as file:
         for sample in samples:
-            line = {"id": sample.id, "side": sample.side, "supervised": int(sum(sample.mask))}
-            file.write(json.dumps(line).encode() + b"\n")
-    count = {side: sum(s.side == side for s in samples) for side in ("train", "held_out")}
-    supervised = {side: sum(sum(s.mask) for s in samples if s.side == side) for side in ("train", "held_out")}
+            file.write(json.dumps(sample.line).encode() + b"\n")
+    count, supervised = {"train": 0, "held_out": 0}, {"train": 0, "held_out": 0}
+    for sample in samples:
+        count[sample.line["side"]] += 1
+        supervised[sample.line["side"]] += sample.line["supervised"]
     return tokens.seal(tokens=len(ids), samples=len(samples)), masks.seal(
         tokens=len(ids),
         samples=len(samples),

@@ -84,6 +84,7 @@ def compute(job: Job) -> None:
         for row, prompt, answer in zip(rows, prompts, answers, strict=True):
             said = {"role": "assistant", "content": tokenizer.decode(answer)}
             line = {"id": row["id"], "messages": [*row["messages"], said], "prompt_ids": prompt, "answer_ids": answer}
+            line["greedy"] = job.settings["temperature"] == 0
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
     tokens = sum(map(len, answers))
     job.finish({"conversations": writer.seal(conversations=len(rows), tokens=tokens)}, tokens=tokens)

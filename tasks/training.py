@@ -41,7 +41,7 @@ def compute(job: Job) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
-    from tasks.shard_files import quarantined, shard_files
+    from tasks.shard_files import left_out, shard_files
 
     torch.set_num_threads(job.threads)
     layers = job.settings["layer_ids"]
@@ -54,7 +54,7 @@ def compute(job: Job) -> None:
         recipe.pack_tokens,
         recipe.ttt_steps,
         recipe.seed,
-        quarantined(job),
+        left_out(job),
         "train",
         recipe.noise,
     )

@@ -1,142 +1,97 @@
-"""Validation: a node a shard reads everything that training would, a merge reports and puts bad samples aside."""
+"""Validation of shards: a node a shard measures what the merge (``tasks/validation_merge.py``) decides upon.
+
+Ids, masks and the statistics that extraction took are read whole; of the states a share, since they are terabytes.
+"""
 
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from artifacts.manifest import MANIFEST_NAME, Manifest, digest_file
 from artifacts.stage import Made, Node, Stage
 from errors import UserError
 from running.job import Job
-from tasks.formats import CHECK, QUARANTINE, REPORT, STATES, read_masks, read_tokens, state_rows
-from tasks.handles import Shard
+from tasks.formats import CHECK, CHECK_ARRAYS, CHECK_IDS
+from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
 
-STAGE = Stage("validation", module=__name__, libraries=("numpy",))
+STAGE = Stage(
+    "validation",
+    module=__name__,
+    libraries=("torch", "numpy"),
+    retries=1,
+    device="accelerator",
+    gathers=True,
+)
 
 
-def shard_nodes(settings: Settings, shards: list[Shard], states: list[Made]) -> list[Node]:
-    """A node a shard."""
-    chosen = {
-        "max_norm_ratio": settings.validation.max_norm_ratio,
-        "min_supervised": settings.validation.min_supervised,
-    }
-    return [
-        Node(
-            STAGE,
-            shard.name,
-            chosen,
-            {"ids": shard.ids, "masks": shard.masks, "states": made.input("states")},
-            tokens=shard.tokens,
-        )
-        for shard, made in zip(shards, states, strict=True)
-    ]
+def nodes(settings: Settings, shards: list[Shard], states: list[Made], verifier: Verifier) -> list[Node]:
+    """A node a shard; of the verifier it reads the final norm and the head."""
+    chosen = {"read_share": settings.validation.read_share}
+    head = verifier.input("norm", "lm_head", "numbers")
+    found = []
+    for shard, made in zip(shards, states, strict=True):
+        inputs = {"ids": shard.ids, "masks": shard.masks, "verifier": head}
+        inputs |= {name: made.input(name) for name in ("states", "stats")}
+        found.append(Node(STAGE, shard.name, chosen, inputs, entry="compute_shards", tokens=shard.tokens))
+    return found
 
 
-def merge_node(checks: list[Made]) -> Node:
-    """The report over all shards, and what training must leave out."""
-    inputs = {f"check.{i}": made.input("check") for i, made in enumerate(checks)}
-    return Node(STAGE, "report", {}, inputs, entry="merge")
+def compute_shards(jobs: Sequence[Job]) -> None:
+    """Check the shards of one lease, each by itself; the head is read once."""
+    import torch
+
+    from kimi_adapters.head_scores import Head
+    from kimi_adapters.weights import Checkpoint
+
+    if jobs[0].device == "cpu":
+        torch.set_num_threads(1)  # sums in an order that the number of cores does not change
+    head = Head(Checkpoint(jobs[0].input("verifier")), jobs[0].device)
+    for job in jobs:
+        _check(job, head)
 
 
-def compute(job: Job) -> None:
-    """Check one shard: digests, finiteness, lengths, token counts, norms by layer, masks."""
-    from kimi_adapters.tensor_file import TensorFile
+def _check(job: Job, head: Any) -> None:
+    from tasks.arrays import write_arrays
+    from tasks.shard_check import ShardData, check_shard
 
-    ids, offsets = read_tokens(job.input("ids"))
-    mask, samples = read_masks(job.input("masks"))
-    folder = job.input("states")
-    _verify_bytes(folder / STATES, Manifest.model_validate_json((folder / MANIFEST_NAME).read_bytes()))
-    file = TensorFile(folder / STATES)
-    if not len(ids) == len(mask) == offsets[-1] or len(samples) != len(offsets) - 1:
-        raise UserError(f"the tokens and masks of {job.label} do not belong together: run the corpus again")
-    if any(entry.shape[0] != len(ids) for entry in file.entries.values()):
-        raise UserError(f"the states of {job.label} do not have {len(ids)} tokens: extract them again")
-    reasons: dict[int, str] = {}
-    norms: dict[str, float] = {}
-    for name in file.entries:
-        by_sample = _norms(state_rows(file, name), offsets)
-        finite = np.isfinite(by_sample)
-        middle = float(np.median(by_sample[finite])) if finite.any() else 0.0
-        norms[name] = round(middle, 4)
-        ratio = job.settings["max_norm_ratio"]
-        for i in np.flatnonzero(~finite):
-            reasons.setdefault(int(i), f"{name} is not finite")
-        for i in np.flatnonzero(finite & ((by_sample > middle * ratio) | (by_sample < middle / ratio))):
-            reasons.setdefault(int(i), f"{name} has an outlying norm")
-    supervised = np.add.reduceat(mask.astype(np.int64), offsets[:-1])
-    for i in np.flatnonzero(supervised < job.settings["min_supervised"]):
-        reasons.setdefault(int(i), "too few supervised tokens")
-    quarantined = [{"sample": i, "id": samples[i]["id"], "reason": reasons[i]} for i in sorted(reasons)]
-    counts = _count(reasons.values())
-    check = {
-        "ids": job.digests["ids"],
-        "samples": len(samples),
-        "tokens": len(ids),
-        "supervised": int(supervised.sum()),
-        "norms": norms,
-        "reasons": counts,
-        "quarantined": quarantined,
-    }
+    share = job.settings["read_share"]
+    for name in ("ids", "masks", "stats", *(["states"] if share == 1 else [])):
+        _verify_bytes(job.input(name))
+    data = ShardData.read(job.label, *(job.input(name) for name in ("ids", "masks", "states", "stats")))
+    found = check_shard(data, job.digests["ids"], head, share)
     writer = job.writer("shard_check")
-    writer.write(CHECK, json.dumps(check, indent=1).encode())
-    sealed = writer.seal(samples=len(samples), tokens=len(ids), quarantined=len(reasons), reasons=counts, norms=norms)
-    job.finish({"check": sealed}, tokens=len(ids))
-
-
-def _verify_bytes(path: Path, manifest: Manifest) -> None:
-    expected = next(entry.blake3 for entry in manifest.files if entry.path == path.name)
-    if digest_file(path) != expected:
-        raise UserError(f"{path} does not have the bytes that were written: delete its blob folder and run again")
-
-
-def _norms(rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The median row norm of each sample, F64 [n]; NaN where any of its values is not finite.
-
-    A median, because the first token of a sample is an attention sink with a norm a hundred times the others'.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
-    return np.array([np.median(lengths[a:b]) if np.isfinite(lengths[a:b]).all() else np.nan for a, b in _spans(offsets)])
-
-
-def _spans(offsets: np.ndarray) -> list[tuple[int, int]]:
-    return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
-
-
-def _count(reasons: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(reasons).items()))
-
-
-def merge(job: Job) -> None:
-    """Put the shards' checks together; outputs: ``report`` and ``quarantine`` (all that training reads of it)."""
-    checks = [json.loads((folder / CHECK).read_text()) for folder in job.inputs("check")]
-    total = {name: sum(check[name] for check in checks) for name in ("samples", "tokens", "supervised")}
-    reasons: dict[str, int] = {}
-    for check in checks:
-        for reason, count in check["reasons"].items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    norms = {name: round(float(np.median([c["norms"][name] for c in checks])), 4) for name in checks[0]["norms"]}
-    quarantined = sum(reasons.values())
-    aside = {c["ids"]: [one["sample"] for one in c["quarantined"]] for c in checks if c["quarantined"]}
-    quarantine = job.writer("quarantine")
-    quarantine.write(QUARANTINE, json.dumps(aside, sort_keys=True).encode())
-    report = job.writer("validation_report")
-    report.write(REPORT, json.dumps({**total, "reasons": reasons, "norms": norms, "shards": checks}, indent=1).encode())
-    job.finish(
-        {
-            "quarantine": quarantine.seal(samples=quarantined),
-            "report": report.seal(
-                samples=total["samples"],
-                tokens=total["tokens"],
-                quarantined=quarantined,
-                rate=round(quarantined / max(1, total["samples"]), 6),
-                reasons=dict(sorted(reasons.items())),
-                mask_coverage=round(total["supervised"] / max(1, total["tokens"]), 6),
-                norms=norms,
-            ),
-        }
+    writer.write(CHECK, json.dumps(found.summary, indent=1).encode())
+    with writer.open(CHECK_ARRAYS) as file:
+        write_arrays(file, found.arrays)
+    writer.write(CHECK_IDS, json.dumps([sample["id"] for sample in data.samples]).encode())
+    sealed = writer.seal(
+        samples=len(data.samples),
+        tokens=len(data.ids),
+        supervised=int(found.arrays["supervised"].sum()),
+        read=int(found.arrays["read"].sum()),
+        faults=[fault.value for fault in found.faults],
+        **_means(found.arrays),
     )
+    job.finish({"check": sealed}, tokens=len(data.ids))
+
+
+def _means(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Facts about the scored tokens; none where no token was scored."""
+    import numpy as np
+
+    scored = int(arrays["scored"].sum())
+    if not scored:
+        return {"scored": 0}
+    score = float(np.nansum(arrays["score"].astype(np.float64) * arrays["scored"])) / scored
+    return {"scored": scored, "score": round(score, 4), "agreement": round(int(arrays["agreed"].sum()) / scored, 4)}
+
+
+def _verify_bytes(folder: Path) -> None:
+    manifest = Manifest.model_validate_json((folder / MANIFEST_NAME).read_bytes())
+    for entry in manifest.files:
+        if digest_file(folder / entry.path) != entry.blake3:
+            raise UserError(
+                f"{folder / entry.path} does not have the bytes that were written: delete its blob folder and run again"
+            )

@@ -1,15 +1,20 @@
 """The draft's vocabulary: special tokens first, then what the training side's answers use most."""
 
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
 import numpy as np
 
-from artifacts.stage import Made, Node, Stage
+from artifacts.stage import Node, Stage
 from errors import UserError
 from running.job import Job
-from tasks.formats import VOCABULARY
+from tasks.formats import VOCABULARY, read_masks, read_tokens
 from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
 
 STAGE = Stage("vocabulary", module=__name__, libraries=("numpy",))
+_MOST_SLICES = 50
 
 
 def check(settings: Settings, verifier: Verifier) -> None:
@@ -42,9 +47,39 @@ def compute(job: Job) -> None:
     """Count, choose and write ``d2t`` (I64 offsets) and ``t2d`` (BOOL); both are left out when the sizes are equal."""
     from kimi_adapters.tensor_file import TensorWriter
     from kimi_adapters.tokenizer import Tokenizer
-    from tasks.formats import read_masks, read_tokens
 
     size, target = job.settings["size"], job.settings["target_size"]
+    counts, total = _count(job, target)
+    special = [token for token in Tokenizer(job.input("tokenizer")).special_ids() if token < target]
+    if len(special) > size:
+        raise UserError(f"vocabulary.size is {size}, fewer than the verifier's {len(special)} special tokens: raise it")
+    selected = choose(counts["train"], special, size)
+    t2d = np.zeros(target, bool)
+    t2d[selected] = True
+    writer = job.writer("vocabulary")
+    with writer.open(VOCABULARY) as file:
+        entries = [] if size == target else [("d2t", "I64", (size,)), ("t2d", "BOOL", (target,))]
+        tensors = TensorWriter(file, entries)
+        if entries:
+            tensors.write("d2t", selected - np.arange(size))
+            tensors.write("t2d", t2d)
+        tensors.close()
+    coverage = {side: float(count[selected].sum() / max(1, count.sum())) for side, count in counts.items()}
+    slices = coverage_by_slice(zip(job.inputs("ids"), job.inputs("masks"), strict=True), t2d)
+    vocabulary = writer.seal(
+        size=size,
+        target_size=target,
+        special=len(special),
+        coverage=round(coverage["train"], 6),
+        held_out_coverage=round(coverage["held_out"], 6),
+        coverage_by_slice={name: round(covered / supervised, 6) for name, (covered, supervised) in slices.items()},
+        supervised_by_slice={name: supervised for name, (_, supervised) in slices.items()},
+    )
+    job.finish({"vocabulary": vocabulary}, tokens=total)
+
+
+def _count(job: Job, target: int) -> tuple[dict[str, np.ndarray], int]:
+    """How often each token is supervised on either side, I64 [target], and the number of all tokens."""
     counts = {side: np.zeros(target, np.int64) for side in ("train", "held_out")}
     total = 0
     for ids_folder, masks_folder in zip(job.inputs("ids"), job.inputs("masks"), strict=True):
@@ -54,32 +89,29 @@ def compute(job: Job) -> None:
         sides = np.repeat([sample["side"] == "held_out" for sample in samples], np.diff(offsets))
         for side, chosen in (("train", ~sides), ("held_out", sides)):
             counts[side] += np.bincount(ids[chosen & (mask > 0)], minlength=target)
-    special = [token for token in Tokenizer(job.input("tokenizer")).special_ids() if token < target]
-    if len(special) > size:
-        raise UserError(f"vocabulary.size is {size}, fewer than the verifier's {len(special)} special tokens: raise it")
-    selected = choose(counts["train"], special, size)
-    writer = job.writer("vocabulary")
-    with writer.open(VOCABULARY) as file:
-        entries = [] if size == target else [("d2t", "I64", (size,)), ("t2d", "BOOL", (target,))]
-        tensors = TensorWriter(file, entries)
-        if entries:
-            t2d = np.zeros(target, bool)
-            t2d[selected] = True
-            tensors.write("d2t", selected - np.arange(size))
-            tensors.write("t2d", t2d)
-        tensors.close()
-    coverage = {side: float(count[selected].sum() / max(1, count.sum())) for side, count in counts.items()}
-    vocabulary = writer.seal(
-        size=size,
-        target_size=target,
-        special=len(special),
-        coverage=round(coverage["train"], 6),
-        held_out_coverage=round(coverage["held_out"], 6),
-    )
-    job.finish({"vocabulary": vocabulary}, tokens=total)
+    return counts, total
 
 
-def coverage(made: Made) -> float | None:
-    """Share of the training side's supervised tokens that the draft can propose."""
-    ref = made.ref("vocabulary")
-    return ref.facts["coverage"] if ref else None
+def coverage_by_slice(shards: Iterable[tuple[Path, Path]], t2d: np.ndarray) -> dict[str, tuple[int, int]]:
+    """(covered, all) supervised tokens of the train side for each slice ("script=latin") that has some, by name.
+
+    ``shards`` are folders of ids and masks, ``t2d`` BOOL [target]. A second reading of the ids, so that memory does not grow
+    with slices x vocabulary. Of a dimension with more than ``_MOST_SLICES`` values (sources) the largest are kept.
+    """
+    covered, supervised = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for ids_folder, masks_folder in shards:
+        ids, offsets = read_tokens(ids_folder)
+        mask, samples = read_masks(masks_folder)
+        owner = np.repeat(np.arange(len(samples)), np.diff(offsets))
+        of_sample = np.bincount(owner, mask > 0, len(samples)).astype(int).tolist()
+        inside = np.bincount(owner, (mask > 0) & t2d[ids], len(samples)).astype(int).tolist()
+        for sample, count, hits in zip(samples, of_sample, inside, strict=True):
+            if sample["side"] == "train" and count:
+                for part in (sample.get("slices") or {}).items():
+                    supervised[part] += count
+                    covered[part] += hits
+    found: dict[str, tuple[int, int]] = {}
+    for dimension in sorted({name for name, _ in supervised}):
+        largest = sorted((-count, value) for (name, value), count in supervised.items() if name == dimension)[:_MOST_SLICES]
+        found |= {f"{dimension}={value}": (covered[dimension, value], -count) for count, value in largest}
+    return found

@@ -19,40 +19,10 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("artifacts", "flows", "kimi_adapters", "running", "tasks")
-TOPICS = [
-    "bread",
-    "tea",
-    "maps",
-    "snow",
-    "clocks",
-    "rivers",
-    "trees",
-    "lamps",
-    "glass",
-    "shoes",
-    "music",
-    "rain",
-    "bridges",
-    "kites",
-    "ants",
-    "wool",
-    "salt",
-    "mirrors",
-    "ropes",
-    "candles",
-    "boats",
-    "paper",
-    "honey",
-    "stones",
-    "wheels",
-    "bells",
-    "seeds",
-    "ink",
-    "nets",
-    "drums",
-    "sand",
-    "doors",
-]
+CANARY = "Quetzalverdin"  # in every text of every project: it must not leave the store
+_WORDS = """bread tea maps snow clocks rivers trees lamps glass shoes music rain bridges kites ants wool
+salt mirrors ropes candles boats paper honey stones wheels bells seeds ink nets drums sand doors"""
+TOPICS = _WORDS.split()
 
 
 def free_port() -> int:
@@ -111,8 +81,8 @@ def copy_checkout(folder: Path) -> None:
 
 def conversation(topic: str, number: int) -> tuple[str, str]:
     """A question and an answer about a topic."""
-    question = f"What should I know about {topic} before I start, and what comes after step {number}?"
-    answer = f"People have used {topic} for a long time. First look at the {topic}, then try {number} small steps, and rest."
+    question = f"{CANARY}, what should I know about {topic} before I start, and what comes after step {number}?"
+    answer = f"{CANARY}, people have used {topic} for a long time. First look at the {topic}, then try {number} small steps."
     return question, answer
 
 
@@ -251,8 +221,10 @@ def make_project(folder: Path, checkout: Path, verifier: Path, api: str) -> Proj
     shutil.copytree(checkout, folder)
     write_corpus(folder / "a.jsonl", TOPICS[:24])
     write_corpus(folder / "b.jsonl", TOPICS[24:], "conversations")
+    with open(folder / "b.jsonl", "a") as file:
+        file.write(json.dumps({"messages": [{"role": "wizard", "content": f"{CANARY}!"}]}) + "\n")
     prompts = [
-        {"id": f"p{i}", "messages": [{"role": "user", "content": f"Tell me about {t}."}]}
+        {"id": f"p{i}", "messages": [{"role": "user", "content": f"{CANARY}, tell me about {t}."}]}
         for i, t in enumerate(("moss", "owls"))
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))

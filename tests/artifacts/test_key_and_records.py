@@ -1,4 +1,4 @@
-"""Keys hold what changes a result; records explain a miss."""
+"""Keys hold what changes a result; a record is whole or none."""
 
 from pathlib import Path
 
@@ -39,17 +39,6 @@ def record(one: Node, modules: dict[str, str]) -> Record:
     ref = Ref(kind="vocabulary", digest="cc", facts={"size": 8})
     lineage = {"seconds": 2.0, "tokens": 100}
     return Record(key=key_of(parts), stage="vocabulary", node="", parts=parts, outputs={"vocabulary": ref}, lineage=lineage)
-
-
-def test_a_miss_is_explained_by_its_nearest_kin(tmp_path: Path) -> None:
-    records = Records(tmp_path)
-    assert records.explain("vocabulary", key_parts(node(), {})) == ["first run"]
-    records.put(record(node(size=8), {"m": "00"}))
-    records.put(record(node(size=9, digest="bb"), {"m": "00"}))
-    assert records.explain("vocabulary", key_parts(node(size=8, digest="dd"), {"m": "00"})) == ["input ids"]
-    assert records.explain("vocabulary", key_parts(node(size=9, digest="bb"), {"m": "11"})) == ["module m"]
-    assert records.explain("vocabulary", key_parts(node(size=7), {"m": "00"})) == ["setting vocabulary.size"]
-    assert records.rate("vocabulary") == 50.0
 
 
 def test_a_torn_record_is_none(tmp_path: Path) -> None:

@@ -12,9 +12,15 @@ from tests.projects import Project, copy_checkout, make_project, prefect_server
 
 
 @pytest.fixture(scope="session")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where this session's Prefect server keeps its database."""
+    return tmp_path_factory.mktemp("prefect")
+
+
+@pytest.fixture(scope="session")
+def prefect_api(prefect_home: Path) -> Iterator[str]:
     """The address of a Prefect server of this session's own."""
-    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
+    with prefect_server(prefect_home) as url:
         yield url
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.projects import Project, ran, wait_for, write_corpus
+from tests.recorded import record
 
 Finished = tuple[Project, list[dict[str, Any]]]
 FOLLOWING = {"training", "acceptance", "export"}
@@ -61,11 +62,23 @@ def test_a_second_run_hits_every_node_and_prefect_shows_it_cached(project: Proje
     assert wait_for(lambda: own_log_lines(prefect_api)) == [f"plan: {len(nodes)} hit, 0 run, 0 may run"]
 
 
+def test_many_hits_of_a_map_are_one_cached_task(fresh: Project, prefect_api: str) -> None:
+    fresh.edit("settings.yaml", "  - b.jsonl\n", "")
+    record(fresh, shards=60)
+    nodes = fresh.nodes("run")
+    assert {node["status"] for node in nodes} == {"hit"}
+    assert sum(node["stage"] == "hidden_states" for node in nodes) == 60
+    states = wait_for(lambda: (s := task_states(prefect_api)) and "export" in s and s)
+    assert {state for found in states.values() for state in found} == {"Cached"}
+    assert {"hidden states · 60 of 60 hit", "validation · 60 of 60 hit", "validation · report"} <= set(states)
+    assert len(states) < 12
+
+
 def test_a_mask_fix_extracts_nothing(project: Project) -> None:
-    project.edit("kimi_adapters/chat.py", "int(start >= len(last))", "int(start > len(last))")
+    project.edit("kimi_adapters/chat_masks.py", "[0] < position", "[0] <= position")
     plan = project.nodes("plan")
     assert ran(plan) == {"corpus"}
-    assert all(node["because"] == ["module kimi_adapters.chat"] for node in plan if node["stage"] == "corpus")
+    assert all(node["because"] == ["module kimi_adapters.chat_masks"] for node in plan if node["stage"] == "corpus")
     counts = {stage: len(project.records(stage)) for stage in ("corpus", "hidden_states", "validation", "vocabulary")}
     project.run_until_training()
     more = {stage: len(project.records(stage)) - count for stage, count in counts.items()}

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from errors import UserError
-from kimi_adapters.chat import FORMATS, detect_format, prompt_ids, render, stop_ids
+from kimi_adapters.chat import FORMATS, detect_format, prompt_ids, stop_ids
+from kimi_adapters.chat_masks import render
 from kimi_adapters.config import numeric_identity, read_config
 from kimi_adapters.generation import generate
 from kimi_adapters.layer_ids import check_layer_ids, default_layer_ids, to_sglang, to_vllm

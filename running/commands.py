@@ -1,0 +1,40 @@
+"""``eyas run`` and ``eyas plan``: they call the flows that deployments call."""
+
+import json
+import logging
+import os
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Any
+
+from running.tables import node_table, summary
+
+
+def plan(settings: Any, parsed: Namespace) -> int:
+    """Print what would run."""
+    from flows.planning import open_host
+    from flows.planning import plan as walk_plan
+
+    steps = walk_plan(settings, open_host(settings)).steps
+    print(json.dumps([asdict(step) for step in steps], indent=1) if parsed.json else node_table(steps))
+    return 0
+
+
+def run(settings: Any, parsed: Namespace) -> int:
+    """Run the flow and print its summary."""
+    from flows.planning import open_host
+    from flows.planning import plan as walk_plan
+
+    walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")  # an ephemeral server is cut off at its end, and says so
+    logging.getLogger("eyas").info(
+        "starting Prefect%s", "" if os.environ.get("PREFECT_API_URL") else " with a server of its own"
+    )
+    from flows.served import train_draft_flow
+
+    result = train_draft_flow(settings)
+    print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
+    return 0

@@ -1,0 +1,75 @@
+"""Nodes that wait for a device together, and who takes how many of them along."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from running.launch import Order
+
+AT_ONCE = 64  # nodes that a run has in hand at a time, each with a thread
+_SETTLED = 0.5  # seconds without an arrival after which a share is taken although nodes are missing: another run may hold them
+
+
+class Waiting:
+    """Nodes of one gathering stage that wait for a device; whoever finds one takes a fair share of them along.
+
+    A share is fair when all nodes are there that can be: those announced, or as many as a run has in hand. Else the first child
+    would leave with what came first.
+    """
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.coming: set[str] = set()  # keys announced and not yet queued
+        self.queue: deque[Order] = deque()
+        self.taken: set[int] = set()  # orders that children have and have not ended
+        self.ended: dict[int, BaseException | None] = {}
+        self.children = 0
+        self.arrived = math.inf
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """Announce nodes."""
+        with self.condition:
+            self.coming.update(keys)
+
+    def add(self, order: Order) -> None:
+        """Queue an order."""
+        with self.condition:
+            self.coming.discard(order.key)
+            self.queue.append(order)
+            self.arrived = time.monotonic()
+            self.condition.notify_all()
+
+    def forget(self, key: str) -> None:
+        """A node that will not be queued after all."""
+        with self.condition:
+            self.coming.discard(key)
+
+    def complete(self) -> bool:
+        """Whether no more can come before a share is taken; to be asked under the condition."""
+        in_hand = len(self.queue) + len(self.taken)
+        return not self.coming or in_hand >= AT_ONCE or time.monotonic() - self.arrived > _SETTLED
+
+    def take(self, devices: int) -> list[Order]:
+        """A device's share of what is in hand, of which idle devices get as much; to be asked under the condition."""
+        fair = math.ceil((len(self.queue) + len(self.taken)) / devices)
+        among_idle = math.ceil(len(self.queue) / max(1, devices - self.children))
+        taken = [self.queue.popleft() for _ in range(min(fair, among_idle))]
+        self.children += 1
+        self.taken.update(map(id, taken))
+        self.condition.notify_all()
+        return taken
+
+    def leave(self) -> None:
+        """A child that took a share has ended."""
+        with self.condition:
+            self.children -= 1
+
+    def end(self, order: Order, error: BaseException | None) -> None:
+        """An order is done, or has failed; what came first counts."""
+        with self.condition:
+            if id(order) in self.taken:
+                self.taken.remove(id(order))
+                self.ended[id(order)] = error
+            self.condition.notify_all()
