@@ -46,6 +46,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     files = corpus.files(settings, memo)
 
     target = obtain_verifier(settings, run, memo)
+    verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
     answered = run.map(synthesis.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]

@@ -49,7 +49,8 @@ Le fleuve était gelé ; les élèves l'ont traversé à pied. Où êtes-vous n�
 
 # Turns as Kimi-K2.5 takes them; written for this project after the tokens' published description.
 TEMPLATE = """\
-{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson(separators=(',', ':')) }}<|im_end|>{% endif -%}
+{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{- tools_ts_str or tools | tojson(separators=(',', ':')) -}}
+<|im_end|>{% endif -%}
 {%- set last = namespace(user=-1) -%}
 {%- for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor -%}
 {%- for m in messages -%}

