@@ -1,15 +1,15 @@
 """The DeepSeek-V3 forward, our own, layer by layer: Kimi-K2 and K2.5 are of this family.
 
-Memory on the device beside the layers, b bytes an element, at K2.5's sizes in bf16:
-- attention, of the longest span (8,192 tokens, or one longer sample): heads · (2 · qk + 2 · v) · b = 82 kB a token:
-  0.7 GB; 2.7 GB for a sample of 32k, 10.7 GB for one of 128k;
-- routed products, of 32,768 tokens: k · hidden · b = 115 kB a token of experts' outputs and 28 kB of float32 sum:
-  4.7 GB; one group of 48 experts in between, 1/8 of k · (hidden + 3 · width) · b = 27 kB a token: 0.9 GB;
+Memory on the device beside the layers, b bytes an element, at K2.5's sizes in bf16 (with fused kernels: device_memory.py):
+- attention, of the longest span (32,768 tokens, or one longer sample): heads · (2 · qk + 2 · v) · b = 82 kB a token:
+  2.7 GB; 10.7 GB for a sample of 128k;
+- routed products, of 65,536 tokens: k · hidden · b = 115 kB a token of experts' outputs and 28 kB of float32 sum:
+  9.4 GB; one group of 48 experts in between, 1/8 of k · (hidden + 3 · width) · b = 27 kB a token: 1.8 GB;
 - one layer's experts unpacked, 384 · 3 · 2048 · 7168 · b = 33.8 GB, two layers packed, 2 · 9.8 GB, and, while a layer is
   unpacked, 48 experts' matrices of gate and up about three times over, 8 GB.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,6 +55,9 @@ class DeepseekForward:
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of positions [T]."""
         return yarn.rope_tables(self.config, positions.to(self.device))
+
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
+        """Nothing is known here of a device's memory."""
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:
         """Layer `index` as it is stored, on the device: experts stay packed."""

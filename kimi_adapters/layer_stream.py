@@ -13,32 +13,27 @@ SmolLM2-135M in float32, 32k tokens in shards of 4k: 75 MB + 25 MB + 19 MB + 2 Â
 the CPU and let go before the first layer.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from errors import UserError
 from kimi_adapters.config import TextConfig
 from kimi_adapters.deepseek import DeepseekForward
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.device_paths import free_bytes, sizes
-from kimi_adapters.lanes import Lane, ShardTokens, pieces, positions, sample_bounds
+from kimi_adapters.device_paths import free_bytes, has_fused_kernels, sizes
+from kimi_adapters.lanes import Lane, ShardTokens, positions, sample_bounds
 from kimi_adapters.layer_ids import check_layer_ids
 from kimi_adapters.llama_config import LlamaConfig
 from kimi_adapters.llama_stream import LlamaForward
+from kimi_adapters.transport import Sink, Transport, transport_for
 from kimi_adapters.weights import Checkpoint
 
 __all__ = ["Family", "LayerCache", "ShardTokens", "stream_states"]
 
-# Rows that a sink gets at once: 6 MB of a K2.5 state in bf16.
-TOKEN_CHUNK = 512
-
-Sink = Callable[[int, str, Tensor], None]
 Progress = Callable[[int, int], None]
 
 
@@ -47,6 +42,11 @@ class Family(Protocol):
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of positions [T], on the device."""
+        ...
+
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
+        """UserError when the device's memory does not do for a pass in which `all_layers` stay, or two are there, and
+        states of `held_bytes` may wait."""
         ...
 
     def load(self, checkpoint: Checkpoint, index: int) -> Any:
@@ -67,6 +67,11 @@ def family_of(config: TextConfig, device: torch.device, dtype: torch.dtype) -> F
     if isinstance(config, LlamaConfig):
         return LlamaForward(config, device, dtype)
     if isinstance(config, DeepseekConfig):
+        if has_fused_kernels(device, dtype):
+            from kimi_adapters.deepseek_fused import FusedDeepseek, has_kernels_for
+
+            if has_kernels_for(config):
+                return FusedDeepseek(config, device, dtype)
         return DeepseekForward(config, device, dtype)
     raise UserError(f"hidden states of the family {config.family} are not computed here.")
 
@@ -99,65 +104,65 @@ def stream_states(
     state_dtype: torch.dtype = torch.float32,
     resident: LayerCache | None = None,
     progress: Progress | None = None,
+    transport: "Transport | None" = None,
 ) -> None:
     """Takes the shards of one pass through the verifier and hands their states to `sink`.
 
     `sink(shard, name, chunk)` gets "layer.{k}" when the stream enters layer k, for each k of `layer_ids`, and "last"
-    after the last layer, before the final norm: chunks [up to TOKEN_CHUNK, hidden] of shard number `shard`, on the CPU
-    in `state_dtype`, in the order of the file; the chunk is the sink's to keep. `progress(layers done, layers)` follows
-    each layer. With `resident`, layers found there are not read and layers read are left there, if all of them fit.
+    after the last layer, before the final norm: chunks [rows, hidden] of shard number `shard`, on the CPU
+    in `state_dtype`, in the order of the file. On an NVIDIA GPU the sink is called by another thread, and the chunk's
+    memory is used again once it returns. `progress(layers done, layers)` follows each layer. With `resident`, layers
+    found there are not read and layers read are left there, if all of them fit.
+
+    `transport` is a GpuTransport that serves many passes: then states may still be on their way to the sink when this
+    returns; `transport.then` tells when they are there. Without one, all of them have been through the sink.
 
     UserError: layer ids that do not fit, offsets or token ids that do not fit the shard or the vocabulary.
     """
+    device = torch.device(device)
+    if transport is not None:
+        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, transport)
+        return
+    with transport_for(checkpoint, device) as own:
+        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, own)
+        own.finish()
+
+
+def _pass(
+    shards: Sequence[ShardTokens],
+    checkpoint: Checkpoint,
+    layer_ids: Sequence[int],
+    sink: Sink,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    resident: LayerCache | None,
+    progress: Progress | None,
+    transport: Transport,
+) -> None:
     config = checkpoint.config
     wanted = set(check_layer_ids(layer_ids, config.num_layers))
-    device = torch.device(device)
     family = family_of(config, device, compute_dtype)
     lanes = [_lane(number, shard, config, family, device) for number, shard in enumerate(shards)]
-    table = checkpoint.embed()
-    streams = [F.embedding(shard.input_ids.long(), table).to(device, compute_dtype) for shard in shards]
-    del table
     if resident is not None and not resident.fits(checkpoint, device, compute_dtype):
         resident = None
-    for index, stored in enumerate(_layers(checkpoint, family, resident)):
+    family.check(checkpoint, lanes, resident is not None, transport.held_bytes)
+    layers = transport.layers(family, resident.layers if resident is not None else None)
+    streams = transport.embedded([shard.input_ids for shard in shards], compute_dtype)
+    for index, stored in enumerate(layers):
         layer = family.ready(stored)
         for lane, stream in zip(lanes, streams, strict=True):
             if index in wanted:
-                _emit(sink, lane, f"layer.{index}", stream, state_dtype)
+                transport.emit(sink, lane.number, f"layer.{index}", stream, state_dtype)
             family.through(layer, lane, stream)
-        del layer
+        del layer, stored
         if progress:
             progress(index + 1, config.num_layers)
     for lane, stream in zip(lanes, streams, strict=True):
-        _emit(sink, lane, "last", stream, state_dtype)
+        transport.emit(sink, lane.number, "last", stream, state_dtype)
 
 
 def _lane(number: int, shard: ShardTokens, config: TextConfig, family: Family, device: torch.device) -> Lane:
     samples = sample_bounds(number, shard, config.vocab_size)
     cos, sin = family.tables(positions(samples))
     return Lane(number, len(shard.input_ids), samples, sizes(device), cos, sin)
-
-
-def _emit(sink: Sink, lane: Lane, name: str, stream: Tensor, dtype: torch.dtype) -> None:
-    for chunk in pieces(0, lane.total, TOKEN_CHUNK):
-        sink(lane.number, name, stream[chunk].to("cpu", dtype, copy=True))
-
-
-def _layers(checkpoint: Checkpoint, family: Family, resident: LayerCache | None) -> Iterator[Any]:
-    """The layers in order; while one is in use, a thread reads the next."""
-
-    def load(index: int) -> Any:
-        if resident is not None and index in resident.layers:
-            return resident.layers[index]
-        layer = family.load(checkpoint, index)
-        if resident is not None:
-            resident.layers[index] = layer
-        return layer
-
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        arriving = reader.submit(load, 0)
-        for index in range(checkpoint.config.num_layers):
-            layer = arriving.result()
-            if index + 1 < checkpoint.config.num_layers:
-                arriving = reader.submit(load, index + 1)
-            yield layer

@@ -1,5 +1,7 @@
 """The Llama forward over residual streams, as layer_stream takes it. Decoding does not see this module."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +23,9 @@ class LlamaForward:
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of positions [T]."""
         return rope_tables(inverse_frequencies(self.config, self.device), positions.to(self.device))
+
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
+        """Nothing is known here of a device's memory."""
 
     def load(self, checkpoint: Checkpoint, index: int) -> LayerWeights:
         """Layer `index` on the device."""

@@ -111,9 +111,20 @@ class TensorFile:
         target = buffer.cast("B")
         if len(target) != entry.end - entry.start:
             raise ValueError(f"{name}: a buffer of {len(target)} bytes for {entry.end - entry.start}")
+        self._read(target, entry.start)
+
+    def read_part(self, name: str, buffer: memoryview, start: int) -> None:
+        """Fills a writable buffer from byte `start` of the tensor on; ValueError past its end."""
+        entry = self.entry(name)
+        target = buffer.cast("B")
+        if start < 0 or entry.start + start + len(target) > entry.end:
+            raise ValueError(f"{name}: bytes {start} to {start + len(target)} of {entry.end - entry.start}")
+        self._read(target, entry.start + start)
+
+    def _read(self, target: memoryview, position: int) -> None:
         done = 0
         while done < len(target):
-            count = os.preadv(self._file.fileno(), [target[done:]], entry.start + done)
+            count = os.preadv(self._file.fileno(), [target[done:]], position + done)
             if count == 0:
                 raise self._malformed("it ended while it was read")
             done += count

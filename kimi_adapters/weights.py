@@ -187,8 +187,16 @@ class Checkpoint:
     @property
     def layer_bytes(self) -> int:
         """Bytes of all layers as they are stored."""
-        found = [self._location[name] for names in self._layer_names.values() for name in names]
-        return sum(file.entry(name).end - file.entry(name).start for file, name in found)
+        return sum(map(self._bytes_of, self._layer_names.values()))
+
+    @property
+    def largest_layer_bytes(self) -> int:
+        """Bytes of the largest layer as it is stored."""
+        return max(map(self._bytes_of, self._layer_names.values()))
+
+    def _bytes_of(self, names: Sequence[str]) -> int:
+        entries = [file.entry(name) for file, name in (self._location[name] for name in names)]
+        return sum(entry.end - entry.start for entry in entries)
 
     @property
     def lm_head_name(self) -> str:

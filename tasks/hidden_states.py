@@ -69,6 +69,7 @@ def compute_passes(jobs: Sequence[Job]) -> None:
     import torch
 
     from kimi_adapters.layer_stream import LayerCache
+    from kimi_adapters.transport import transport_for
     from kimi_adapters.weights import Checkpoint
 
     first = jobs[0]
@@ -78,16 +79,18 @@ def compute_passes(jobs: Sequence[Job]) -> None:
     dtype = getattr(torch, first.settings["compute_dtype"])
     size = first.knobs["shards_per_pass"]
     resident = LayerCache()
-    for start in range(0, len(jobs), size):
-        _one_pass(jobs[start : start + size], checkpoint, dtype, resident)
+    with transport_for(checkpoint, torch.device(first.device)) as transport:
+        for start in range(0, len(jobs), size):
+            _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport)
+        transport.finish()
 
 
-def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -> None:
+def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, transport: Any) -> None:
+    """On a GPU the states of a pass are written, and its jobs finished, while the next pass computes."""
     import torch
 
     from kimi_adapters.layer_stream import ShardTokens, stream_states
     from kimi_adapters.tensor_file import TensorWriter
-    from tasks.arrays import write_arrays
     from tasks.state_stats import StateStats
 
     chosen = jobs[0].settings
@@ -122,12 +125,25 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any) -
         state_dtype=getattr(torch, chosen["state_dtype"]),
         resident=resident,
         progress=progress,
+        transport=transport,
     )
-    for job, artifact, writer, taken, (ids, offsets) in zip(jobs, artifacts, writers, stats, tokens, strict=True):
-        writer.close()
-        states = artifact.seal(tokens=len(ids), hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
-        aside = job.writer("state_stats")
-        with aside.open(STATS) as file:
-            write_arrays(file, taken.arrays)
-        sealed = aside.seal(tokens=len(ids), samples=len(offsets) - 1, not_finite=taken.not_finite)
-        job.finish({"states": states, "stats": sealed}, tokens=len(ids))
+
+    def finish() -> None:
+        for number, job in enumerate(jobs):
+            _finish(job, artifacts[number], writers[number], stats[number], tokens[number][1], hidden)
+
+    transport.then(finish)
+
+
+def _finish(job: Job, artifact: Any, writer: Any, stats: Any, offsets: Any, hidden: int) -> None:
+    """Seals the states of a shard and their statistics, and hands them over."""
+    from tasks.arrays import write_arrays
+
+    chosen, total = job.settings, int(offsets[-1])
+    writer.close()
+    states = artifact.seal(tokens=total, hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
+    aside = job.writer("state_stats")
+    with aside.open(STATS) as file:
+        write_arrays(file, stats.arrays)
+    sealed = aside.seal(tokens=total, samples=len(offsets) - 1, not_finite=stats.not_finite)
+    job.finish({"states": states, "stats": sealed}, tokens=total)

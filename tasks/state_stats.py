@@ -68,7 +68,7 @@ class StateStats:
         self._norms[place] = row_norms(chunk).numpy()
         self._equal[place] = self._equals_before(chunk, self._norms[place])
         self._done = place.stop
-        self._last = chunk[-1]
+        self._last = chunk[-1].clone()  # the chunk's memory may be used again
         if self._done == self._rows:
             self._finish(name)
 

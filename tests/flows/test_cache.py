@@ -128,7 +128,7 @@ def test_comments_docstrings_formatting_and_retries_rerun_nothing(project: Proje
 
 
 def test_extraction_edited_with_equal_bytes_reruns_extraction_alone(project: Project, finished: Finished) -> None:
-    project.edit("kimi_adapters/layer_stream.py", "\nTOKEN_CHUNK", "\nUNUSED = 1\nTOKEN_CHUNK")
+    project.edit("kimi_adapters/transport.py", "\nTOKEN_CHUNK", "\nUNUSED = 1\nTOKEN_CHUNK")
     plan = project.nodes("plan")
     assert ran(plan) == {"hidden_states"}
     nodes = project.nodes("run")

@@ -90,7 +90,7 @@ def theirs(model: DeepseekV3ForCausalLM, ids: Tensor, layers: Sequence[int]) -> 
 def ours(shards: Sequence[ShardTokens], folder: Path, layers: Sequence[int], **options: Any) -> list[dict[str, Tensor]]:
     """What a pass gives, put together."""
     chunks: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
-    stream_states(shards, Checkpoint(folder), layers, lambda i, name, chunk: chunks[i, name].append(chunk), **options)
+    stream_states(shards, Checkpoint(folder), layers, lambda i, name, chunk: chunks[i, name].append(chunk.clone()), **options)
     return [{name: torch.cat(parts) for (j, name), parts in chunks.items() if j == i} for i in range(len(shards))]
 
 

@@ -16,9 +16,10 @@ from kimi_adapters.chat_masks import render
 from kimi_adapters.config import numeric_identity, read_config
 from kimi_adapters.generation import generate
 from kimi_adapters.layer_ids import check_layer_ids, default_layer_ids, to_sglang, to_vllm
-from kimi_adapters.layer_stream import TOKEN_CHUNK, LayerCache, ShardTokens, stream_states
+from kimi_adapters.layer_stream import LayerCache, ShardTokens, stream_states
 from kimi_adapters.tensor_file import TensorFile, TensorWriter, read_array
 from kimi_adapters.tokenizer import Tokenizer
+from kimi_adapters.transport import TOKEN_CHUNK
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
 
