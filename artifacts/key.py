@@ -26,19 +26,27 @@ def flatten(prefix: str, value: Any) -> dict[str, str]:
     return {prefix: canonical_json(value).decode()}
 
 
-def library_versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Installed versions; raises ``KeyFailure`` for one that is absent."""
+def library_versions(names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, str]:
+    """Installed versions; ``absent`` for an optional one that is not there, ``KeyFailure`` for another."""
     try:
-        return {name: version(name) for name in names}
+        return {name: version(name) for name in names} | {name: _version_or_absent(name) for name in optional}
     except PackageNotFoundError as error:
         raise KeyFailure(f"library {error.name} is not installed, so no key can name its version: install it") from None
+
+
+def _version_or_absent(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
 
 
 def stage_parts(stage: Stage, modules: dict[str, str]) -> Parts:
     """The parts that all nodes of a stage share; ``modules`` maps each module of its closure to its digest."""
     parts = {"format": str(FORMAT), "stage": stage.name}
     parts |= {f"module {name}": digest for name, digest in modules.items()}
-    return parts | {f"library {name}": found for name, found in library_versions(stage.libraries).items()}
+    versions = library_versions(stage.libraries, stage.optional)
+    return parts | {f"library {name}": found for name, found in versions.items()}
 
 
 def node_parts(node: Node) -> Parts:

@@ -10,7 +10,8 @@ from artifacts.manifest import Ref
 class Stage:
     """A kind of work.
 
-    ``module`` holds its code; ``libraries`` are the distributions that compute it (their versions are in the key);
+    ``module`` holds its code; ``libraries`` are the distributions that compute it (their versions are in the key;
+    of ``optional`` ones, that they are absent);
     ``reproducible`` says whether the same inputs give the same bytes again; ``device`` what it leases;
     ``gathers`` whether one child takes several waiting nodes in one pass.
     """
@@ -18,6 +19,7 @@ class Stage:
     name: str
     module: str
     libraries: tuple[str, ...]
+    optional: tuple[str, ...] = ()
     reproducible: bool = True
     retries: int = 0
     device: Literal["accelerator", "cpu"] = "cpu"

@@ -18,10 +18,14 @@ from errors import UserError
 
 @dataclass(frozen=True)
 class Device:
-    """A leased device: ``name`` is ``cpu:0`` or ``cuda:3``; ``threads`` the processor threads that go with it."""
+    """A leased device: ``name`` is ``cpu:0`` or ``cuda:3``, ``threads`` the processor threads that go with it.
+
+    ``model`` is a GPU's, with its driver; empty for a processor.
+    """
 
     name: str
     threads: int
+    model: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -30,6 +34,7 @@ class Device:
         threads = str(self.threads)
         return {
             "CUDA_VISIBLE_DEVICES": gpu,
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # extraction at K2.5's widths: 109 GB reserved for 84 in use
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "GOMP_SPINCOUNT": "0",
@@ -52,9 +57,10 @@ def _nvidia_smi(query: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split(",")] for line in out.splitlines() if line.strip()]
 
 
-def gpus() -> dict[int, str]:
-    """Index -> UUID of the GPUs that this host has."""
-    return {int(row[0]): row[1] for row in _nvidia_smi("--query-gpu=index,uuid") if row[0].isdigit()}
+def gpus() -> dict[int, tuple[str, str]]:
+    """Index -> UUID, and model with driver, of the GPUs that this host has."""
+    rows = _nvidia_smi("--query-gpu=index,uuid,driver_version,name")
+    return {int(row[0]): (row[1], f"{row[3]}, driver {row[2]}") for row in rows if row[0].isdigit()}
 
 
 class DevicePool:
@@ -66,17 +72,18 @@ class DevicePool:
 
     def __init__(self, state: Path, indices: list[int] | None, slots: int | None, share: bool) -> None:
         self._folder, self._share = state / "devices", share
-        self._uuids = {} if indices == [] else gpus()
-        unknown = sorted(set(indices or []) - set(self._uuids))
+        found = {} if indices == [] else gpus()
+        self._uuids = {index: uuid for index, (uuid, _) in found.items()}
+        unknown = sorted(set(indices or []) - set(found))
         if unknown:
-            raise UserError(f"running.devices names GPU {unknown[0]}, and this host has {sorted(self._uuids)}: correct it")
+            raise UserError(f"running.devices names GPU {unknown[0]}, and this host has {sorted(found)}: correct it")
         cores = len(os.sched_getaffinity(0))
         count = slots or cores
         threads = max(1, cores // count)
         self.cpus = [Device(f"cpu:{i}", threads) for i in range(count)]
         chosen = sorted(self._uuids) if indices is None else sorted(indices)
         share_of_cores = max(1, cores // max(1, len(chosen)))
-        self.gpus = [Device(f"cuda:{i}", share_of_cores) for i in chosen]
+        self.gpus = [Device(f"cuda:{i}", share_of_cores, found[i][1]) for i in chosen]
 
     def candidates(self, kind: str) -> list[Device]:
         """The devices that serve ``accelerator`` or ``cpu`` work."""

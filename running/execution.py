@@ -43,7 +43,7 @@ class Execution:
         self._waiting: dict[str, Waiting] = defaultdict(Waiting)
         self._decisions: dict[str, Decision] = {}
         self._started: dict[str, float] = {}
-        self._devices: dict[str, str] = {}
+        self._devices: dict[str, Device] = {}
         self._progress = ProgressLog()
         self._commit = _git_commit()
 
@@ -127,7 +127,7 @@ class Execution:
     def _child(self, orders: list[Order], device: Device, waiting: Waiting | None = None) -> None:
         now = time.monotonic()
         for order in orders:
-            self._started[order.key], self._devices[order.key] = now, device.name
+            self._started[order.key], self._devices[order.key] = now, device
         log.info(
             "%s: running on %s%s",
             orders[0].node.label,
@@ -158,7 +158,8 @@ class Execution:
                 "inputs": {name: _input_lineage(source) for name, source in order.node.inputs.items()},
                 "seconds": round(seconds, 3),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                "device": self._devices[order.key],
+                "device": self._devices[order.key].name,
+                "gpu": self._devices[order.key].model or None,
                 "python": platform.python_version(),
                 "git_commit": self._commit,
                 "tokens": event["tokens"],

@@ -54,8 +54,9 @@ def _files(host: Host, digest: str) -> list[str]:
 def _maker(record: Record, digest: str) -> list[str]:
     known = record.lineage
     when, seconds, device = (known.get(name, "?") for name in ("finished", "seconds", "device"))
+    model = f" ({known['gpu']})" if known.get("gpu") else ""
     lines = [
-        f"made by  {node_of(record)} on {when} in {seconds} s on {device}",
+        f"made by  {node_of(record)} on {when} in {seconds} s on {device}{model}",
         f"         key {record.key}, git commit {known.get('git_commit') or 'unknown'}, Python {known.get('python', '?')}",
     ]
     for one in known.get("rewritten", []):

@@ -13,6 +13,7 @@ STAGE = Stage(
     "hidden_states",
     module=__name__,
     libraries=("torch",),
+    optional=("triton",),  # the kernels of NVIDIA GPUs; a CPU's torch comes without
     retries=1,
     device="accelerator",
     gathers=True,

@@ -34,6 +34,12 @@ def test_a_key_that_cannot_be_computed_fails() -> None:
         key_parts(foreign, {})
 
 
+def test_an_optional_library_counts_by_its_version_or_its_absence() -> None:
+    stage = Stage("x", module="m", libraries=("numpy",), optional=("no-such-library", "pydantic"))
+    parts = key_parts(Node(stage, "", {}, {}), {})
+    assert parts["library no-such-library"] == "absent" and parts["library pydantic"][0].isdigit()
+
+
 def record(one: Node, modules: dict[str, str]) -> Record:
     parts = key_parts(one, modules)
     ref = Ref(kind="vocabulary", digest="cc", facts={"size": 8})
