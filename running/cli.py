@@ -38,7 +38,7 @@ def _say(error: Exception, code: int) -> int:
 
 def _overrides(parsed: argparse.Namespace) -> list[str]:
     limit = getattr(parsed, "limit", None)
-    return [*parsed.set, *([f"limit={limit}"] if limit else [])]
+    return [*parsed.set, *([f"limit={limit}"] if limit is not None else [])]
 
 
 def _set_up_logging(level: int) -> None:
