@@ -48,6 +48,15 @@ def test_a_mistake_is_told_in_one_sentence_before_work_starts(
     assert not (fresh.store / "records").exists(), "nothing ran"
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/api", "127.0.0.1:1"])
+def test_a_server_that_does_not_answer_is_told_in_one_sentence(fresh: Project, address: str) -> None:
+    fresh.environment["PREFECT_API_URL"] = address
+    done = fresh.eyas("run", str(fresh.settings))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if "unset it to run with a server of its own" in line and address in line]
+    assert not (fresh.store / "records").exists(), "nothing ran"
+
+
 def test_settings_that_are_no_settings(fresh: Project) -> None:
     (fresh.folder / "list.yaml").write_text("- 1\n")
     (fresh.folder / "broken.yaml").write_text("a: [\n")
