@@ -76,6 +76,13 @@ def test_a_corpus_of_rubbish_stops_after_the_corpus(fresh: Project) -> None:
     assert not fresh.records("hidden_states")
 
 
+@pytest.mark.parametrize(("size", "told"), [(30, "gates.min_coverage"), (10, "special tokens")])
+def test_a_vocabulary_that_is_too_small_stops_before_extraction(fresh: Project, size: int, told: str) -> None:
+    done = fresh.eyas("run", str(fresh.settings), "--set", f"vocabulary.size={size}")
+    assert done.returncode == 2 and told in done.stderr
+    assert fresh.records("corpus") and not fresh.records("hidden_states")
+
+
 def test_a_smoke_run_only_warns_at_gates(fresh: Project) -> None:
     with open(fresh.folder / "a.jsonl", "r+") as file:
         good = file.read()
