@@ -43,6 +43,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     """
     verifier.check(settings.verifier)
     acceptance.check(settings)
+    training.check(settings)
     files = corpus.files(settings, memo)
 
     target = obtain_verifier(settings, run, memo)

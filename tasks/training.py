@@ -19,6 +19,15 @@ STAGE = Stage(
 )
 
 
+def check(settings: Settings, on_gpu: bool = False) -> None:
+    """Refuse a recipe that could not be trained, hours before a child would."""
+    from kimi_adapters.recipe import Recipe
+
+    recipe = Recipe.from_dict(settings.training.model_dump())
+    if on_gpu:
+        recipe.check_gpu()
+
+
 def node(settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier) -> Node:
     """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine."""
     inputs = {"verifier": verifier.input("embed", "norm", "lm_head", "numbers")}
