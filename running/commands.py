@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from errors import UserError
+from running.stopping import stop_on_interrupt
 from running.tables import node_table, summary
 
 
@@ -38,6 +39,7 @@ def run(settings: Any, parsed: Namespace) -> int:
     )
     from flows.served import train_draft_flow
 
+    stop_on_interrupt()
     with telling_no_server():
         result = train_draft_flow(settings)
     print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
