@@ -16,6 +16,7 @@ from tasks.training import check
         ({"num_heads": 6, "num_kv_heads": 4}, "num_heads is 6"),
         ({"num_heads": 0}, "num_heads is 0"),
         ({"pack_tokens": 10, "ttt_steps": 5}, "too short"),
+        ({"max_position_embeddings": 2047}, "leave it empty for the verifier's"),
     ],
 )
 def test_a_wrong_recipe_is_refused(wrong: dict[str, Any], named: str) -> None:
