@@ -16,6 +16,7 @@ OUTSIDE = ("flows", "artifacts", "running", "errors", "tasks.settings")  # move 
 DECLARATION = "DYNAMIC_IMPORTS"  # a module's tuple of the modules it imports by a computed name
 _OPTION_DECORATORS = {"task", "flow"}
 _STAGE_OPTIONS = {"retries", "device", "gathers"}  # of a Stage(...): how it is run, not what it computes
+_IMPORTERS = {"import_module", "__import__", "spec_from_file_location", "run_path", "run_module", "resolve_name"}
 _SKIPPED_FIELDS = {"ctx", "type_comment", "kind", "type_ignores"}
 
 
@@ -103,6 +104,19 @@ def _from_imports(node: ast.ImportFrom, module: str, is_package: bool) -> tuple[
     return start, [f"{start}.{alias.name}" for alias in node.names]
 
 
+def _importers(tree: ast.Module) -> set[str]:
+    """Names of functions that import what they are told to, under the names that the module gives them."""
+    given = {a.asname for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names if a.name in _IMPORTERS}
+    return _IMPORTERS | {name for name in given if name}
+
+
+def _constant_name(node: ast.Call) -> str | None:
+    """The module that an import by function names outright; None for a name computed, relative or of a file."""
+    argument = node.args[0] if node.args and _callee(node) in {"import_module", "__import__"} else None
+    value = argument.value if isinstance(argument, ast.Constant) else None
+    return value if isinstance(value, str) and all(piece.isidentifier() for piece in value.split(".")) else None
+
+
 def imports_of(tree: ast.Module, module: str, is_package: bool = False) -> Iterator[tuple[str, bool]]:
     """Names a module may import, anywhere in it, and whether each must be a module (else it may be something inside one).
 
@@ -110,6 +124,7 @@ def imports_of(tree: ast.Module, module: str, is_package: bool = False) -> Itera
     """
     declared = _declared(tree)
     yield from ((name, True) for name in declared or [])
+    importers = _importers(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, True) for alias in node.names)
@@ -117,10 +132,10 @@ def imports_of(tree: ast.Module, module: str, is_package: bool = False) -> Itera
             start, names = _from_imports(node, module, is_package)
             yield start, True
             yield from ((name, False) for name in names)
-        elif isinstance(node, ast.Call) and _callee(node) in {"import_module", "__import__"}:
-            argument = node.args[0] if node.args else None
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield argument.value, True
+        elif isinstance(node, ast.Call) and _callee(node) in importers:
+            constant = _constant_name(node)
+            if constant:
+                yield constant, True
             elif declared is None:
                 raise CodeError(
                     f"{module}, line {node.lineno}, imports a module by a computed name: list what it may import "

@@ -6,6 +6,7 @@ from typing import Any
 
 from artifacts.stage import Made
 from errors import UserError
+from tasks.acceptance import has_held_out
 from tasks.settings import Settings
 
 log = logging.getLogger("eyas")
@@ -50,6 +51,26 @@ def gate_lost(settings: Settings, corpora: list[Made]) -> None:
         f"corpus.max_length = {settings.corpus.max_length} loses {lost:,} supervised tokens of {supervised:,}, more than "
         f"gates.max_lost = {settings.gates.max_lost}: raise one of the two",
     )
+
+
+def gate_sides(settings: Settings, corpora: list[Made]) -> None:
+    """Stop where nothing could be trained on or nothing could judge the draft; a smoke run, too, could not go on."""
+    if any(made.outputs is None for made in corpora):
+        return
+    outputs = [ref for made in corpora for ref in (made.outputs or {}).values()]
+    masks = [ref.facts for ref in outputs if ref.kind == "loss_masks"]
+    samples = sum(facts["train_samples"] + facts["held_out_samples"] for facts in masks)
+    if not any(facts["train_supervised"] for facts in masks):
+        raise UserError(f"none of the corpus's {samples} samples is to be trained on: give more conversations")
+    if settings.corpus.held_out == 0 or any(has_held_out(facts) for facts in masks):
+        return
+    sentence = f"none of the corpus's {samples} samples is held out"
+    if settings.acceptance.prompts is None:
+        raise UserError(
+            f"{sentence} and acceptance.prompts is empty, so nothing could judge the draft: give more conversations, "
+            "raise corpus.held_out or set acceptance.prompts"
+        )
+    log.warning("%s: the draft is judged by acceptance.prompts alone", sentence)
 
 
 def gate_faults(settings: Settings, checks: list[Made]) -> None:

@@ -20,6 +20,7 @@ from running.prefect_log import send_log_to_prefect
 from running.snapshot import new_run_folder, take_snapshot
 from running.waiting import AT_ONCE
 from running.walk import Walk
+from tasks import training
 from tasks.settings import Settings
 
 log = logging.getLogger("eyas")
@@ -35,6 +36,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     snapshot = take_snapshot(run_folder)
     say_plan(settings, host, snapshot)
     pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
+    training.check(settings, on_gpu=bool(pool.gpus))
     walk = host.walk(snapshot)
     with host.noted_run(run_folder.name, settings.name, walk):
         with host.store.workspace() as workspace, walk.giving():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from artifacts.stage import Made
-from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects
+from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
 from running.walk import Executor
 from tasks import (
     acceptance,
@@ -43,6 +43,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     """
     verifier.check(settings.verifier)
     acceptance.check(settings)
+    training.check(settings)
     files = corpus.files(settings, memo)
 
     target = obtain_verifier(settings, run, memo)
@@ -53,14 +54,15 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
     gate_lost(settings, corpora)
+    gate_sides(settings, corpora)
     shards = corpus.shards(corpora)
+    words = run.run(vocabulary.node(settings, shards, target))
+    gate_coverage(settings, words)
     states = run.map(hidden_states.nodes(settings, shards, target))
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
-    words = run.run(vocabulary.node(settings, shards, target))
-    gate_coverage(settings, words)
     draft = run.run(training.node(settings, shards, states, checked, words, target))
     *judged, exported = run.map(
         [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]

@@ -9,6 +9,8 @@ from errors import UserError
 SCHEDULERS = ("cosine", "linear", "none")
 LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
+FLEX_BLOCK = 128  # speculators extends block masks assuming whole blocks
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -79,6 +81,18 @@ class Recipe:
             raise UserError("training.norm_before_fc and training.fc_norm exclude each other; choose one.")
         if self.pack_tokens <= 2 * self.ttt_steps:
             raise UserError(f"training.pack_tokens is {self.pack_tokens}, too short for {self.ttt_steps} TTT steps; raise it.")
+        if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise UserError(f"training.num_heads is {self.num_heads}; give a multiple of num_kv_heads = {self.num_kv_heads}.")
+        if self.head_dim is not None and self.head_dim % 2:
+            raise UserError(f"training.head_dim is {self.head_dim}; give an even number: positions turn pairs.")
+
+    def check_gpu(self) -> None:
+        """UserError: a pack length that the attention masks of a GPU do not divide into blocks."""
+        if self.pack_tokens % FLEX_BLOCK:
+            raise UserError(
+                f"training.pack_tokens is {self.pack_tokens}; on a GPU give a multiple of {FLEX_BLOCK}, the block of "
+                "its attention masks."
+            )
 
 
 def _typed(name: str, kind: Any, value: Any) -> Any:

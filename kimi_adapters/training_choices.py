@@ -4,12 +4,10 @@ import torch
 from speculators.losses import resolve_loss_config
 from torch import Tensor
 
-from errors import UserError
 from kimi_adapters.draft import attention_for
 from kimi_adapters.recipe import Recipe
 
 SUPERVISED_ROWS = "supervised rows"
-FLEX_BLOCK = 128  # speculators extends block masks assuming whole blocks
 
 
 def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
@@ -19,11 +17,8 @@ def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
     UserError: a pack length that flex attention's masks do not divide into blocks.
     """
     cuda = device.type == "cuda"
-    if cuda and recipe.pack_tokens % FLEX_BLOCK:
-        raise UserError(
-            f"training.pack_tokens is {recipe.pack_tokens}; on a GPU give a multiple of {FLEX_BLOCK}, the block of "
-            "its attention masks."
-        )
+    if cuda:
+        recipe.check_gpu()
     return {
         "device": device.type,
         "attention": attention_for(device),

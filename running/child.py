@@ -13,7 +13,7 @@ from typing import Any
 
 from artifacts.disk import full_disk, is_full
 from errors import UserError
-from running.guard import die_with_parent, hide_other_checkouts, only_declared
+from running.guard import die_with_parent, hide_other_checkouts, links_in, only_declared
 from running.job import Job, json_line
 
 
@@ -53,9 +53,13 @@ def _jobs(order: dict[str, Any], events: Events) -> list[Job]:
 def _work(order: dict[str, Any], events: Events) -> None:
     jobs = _jobs(order, events)
     allowed = [Path(order["workspace"]), Path(order["snapshot"]), Path(order["cache"])]
-    allowed += [path for job in jobs for path in (*job.paths.values(), job.scratch)]
+    closed = [Path(folder) for folder in order["closed"]]
+    for job in jobs:
+        allowed.append(job.scratch)
+        for path in job.paths.values():
+            allowed += [path, *links_in(path, closed)]
     entry = getattr(importlib.import_module(order["module"]), order["entry"])
-    only_declared(allowed, [Path(folder) for folder in order["closed"]])
+    only_declared(allowed, closed)
     if order["gathers"]:
         entry(jobs)
     else:

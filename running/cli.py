@@ -9,14 +9,17 @@ from artifacts.disk import full_disk, is_full
 from artifacts.key import KeyFailure
 from artifacts.store import BlobMissing
 from errors import UserError
-from running import commands, store_commands
+from running import commands, stopping, store_commands
 from running.launch import ChildFailed
 from running.push import push
 from running.settings_file import load_settings as load_settings
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run ``eyas``; exit code 0, 1 for a failure or damage, 2 for a user's mistake (one sentence on standard error)."""
+    """Run ``eyas``; exit code 0, 1 for a failure or damage, 2 for a user's mistake (one sentence on standard error).
+
+    130 where Ctrl-C stopped it.
+    """
     parsed = _parser().parse_args(arguments)
     _set_up_logging(logging.WARNING if parsed.command == "plan" else logging.INFO)
     try:
@@ -25,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(error, 2)
     except (ChildFailed, KeyFailure, BlobMissing) as error:
         return _say(error, 1)
+    except KeyboardInterrupt:
+        return stopping.CODE
     except Exception as error:
         if is_full(error):
             return _say(full_disk(getattr(error, "filename", None) or "the store or the state folder"), 2)
@@ -38,7 +43,7 @@ def _say(error: Exception, code: int) -> int:
 
 def _overrides(parsed: argparse.Namespace) -> list[str]:
     limit = getattr(parsed, "limit", None)
-    return [*parsed.set, *([f"limit={limit}"] if limit else [])]
+    return [*parsed.set, *([f"limit={limit}"] if limit is not None else [])]
 
 
 def _set_up_logging(level: int) -> None:

@@ -4,9 +4,13 @@ import json
 import logging
 import os
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from errors import UserError
+from running.stopping import stop_on_interrupt
 from running.tables import node_table, summary
 
 
@@ -35,6 +39,21 @@ def run(settings: Any, parsed: Namespace) -> int:
     )
     from flows.served import train_draft_flow
 
-    result = train_draft_flow(settings)
+    stop_on_interrupt()
+    with telling_no_server():
+        result = train_draft_flow(settings)
     print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
     return 0
+
+
+@contextmanager
+def telling_no_server() -> Iterator[None]:
+    """Turn Prefect's account of a server that cannot be reached into one sentence; every other error passes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Failed to reach API" not in str(error):
+            raise
+        raise UserError(
+            f"{error}: start that Prefect server, correct PREFECT_API_URL, or unset it to run with a server of its own"
+        ) from None

@@ -43,6 +43,17 @@ def _within(path: str, folders: frozenset[str]) -> bool:
     return True
 
 
+def links_in(folder: Path, closed: list[Path]) -> list[Path]:
+    """Where the links of a declared folder lead: Hugging Face's cache keeps a model's files elsewhere and links to them.
+
+    A blob of the store (``closed``) has no links, so none is followed there.
+    """
+    shut = frozenset(str(path.resolve()) for path in closed)
+    if not folder.is_dir() or _within(str(folder.resolve()), shut):
+        return []
+    return [Path(entry.path).resolve() for entry in os.scandir(folder) if entry.is_symlink()]
+
+
 def only_declared(allowed: list[Path], closed: list[Path]) -> None:
     """Refuse to open files outside ``allowed``, the interpreter, its libraries and the system.
 

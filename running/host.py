@@ -35,15 +35,8 @@ class Host:
         """Open, and make where needed, the folders of a store; its mirror is not asked yet."""
         copy = Mirror.open(mirror) if mirror else None
         store, folder = Store(Path(path), max_bytes), Path(state).absolute()
-        try:
-            store.root.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"the store {store.root} cannot be made ({error.strerror}): correct store.path and store.state"
-            ) from None
-        if not os.access(store.root, os.W_OK):
-            raise UserError(f"the store {store.root} is not writable: correct store.path or its permissions")
+        _make(store.root, "the store", "store.path")
+        _make(folder, "the state folder", "store.state")
         records = Records(store.root)
         mirroring = Mirroring(copy, store, records, max_bytes) if copy else None
         return cls(store, records, folder, FileMemo(folder), max_bytes, mirroring)
@@ -83,3 +76,13 @@ class Host:
 
         with self.store.in_use(), self.runs.noting(run_id, name, nodes):
             yield
+
+
+def _make(folder: Path, what: str, setting: str) -> None:
+    """Make a folder where needed, and see that files can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{what} {folder} cannot be made ({error.strerror}): correct {setting}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{what} {folder} is not writable: correct {setting} or its permissions")

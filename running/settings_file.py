@@ -17,7 +17,7 @@ def load_settings(path: Path, overrides: list[str]) -> Any:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise UserError(f"settings file {path} cannot be read ({error.strerror}): correct the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
         raise UserError(f"settings file {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"settings file {path} holds no mapping of settings: see deployments/demo.yaml")
@@ -43,4 +43,7 @@ def _override(values: dict[str, Any], override: str) -> None:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise UserError(f"--set {override}: {section} is no section of settings")
-    values[key] = yaml.safe_load(text)
+    try:
+        values[key] = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"--set {override}: the value is not YAML: {' '.join(str(error).split())}") from None

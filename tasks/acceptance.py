@@ -27,14 +27,20 @@ def check(settings: Settings) -> None:
         )
 
 
+def has_held_out(masks: dict[str, Any]) -> bool:
+    """Whether a shard's facts promise a held-out answer longer than one token, which a walk needs."""
+    return bool(masks["held_out_supervised"] > masks["held_out_samples"])
+
+
 def nodes(
     settings: Settings, shards: list[Shard], states: list[Made], checked: Made, draft: Made, verifier: Verifier
 ) -> list[Node]:
-    """Real decoding where evaluation prompts are given, and replay where conversations are held out."""
+    """Real decoding where evaluation prompts are given, and replay where conversations are held out (in a plan: may be)."""
     found = []
     if settings.acceptance.prompts is not None:
         found.append(_decoding_node(settings, settings.acceptance.prompts, draft, verifier))
-    if settings.corpus.held_out > 0:
+    masks = [shard.masks.ref.facts if isinstance(shard.masks, Input) and shard.masks.ref else None for shard in shards]
+    if settings.corpus.held_out > 0 and any(facts is None or has_held_out(facts) for facts in masks):
         found.append(_replay_node(settings, shards, states, checked, draft))
     return found
 

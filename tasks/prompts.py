@@ -10,7 +10,7 @@ from errors import UserError
 def read_prompts(path: str, limit: int | None = None) -> list[dict[str, Any]]:
     """The rows of a prompts file, ``{"id", "messages"}`` each; ``UserError`` names the first line that is none."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_bytes().split(b"\n")  # not splitlines(): U+2028 and its like stand inside JSON strings
     except OSError as error:
         raise UserError(
             f"prompts file {path} cannot be read ({error.strerror}): correct data.prompts or acceptance.prompts"
@@ -20,13 +20,20 @@ def read_prompts(path: str, limit: int | None = None) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in row["messages"]]
+            row = json.loads(line.decode("utf-8-sig"))
+            turns = [_turn(turn) for turn in row["messages"]]
         except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f'{path}, line {number}, is no prompt: write {{"id": …, "messages": [{{"role", "content"}}]}}'
-            ) from None
+            turns = []
+        if not turns:
+            raise UserError(f'{path}, line {number}, is no prompt: write {{"id": …, "messages": [{{"role", "content"}}]}}')
         rows.append({"id": str(row.get("id", f"{Path(path).stem}-{number}")), "messages": turns})
     if not rows:
         raise UserError(f"prompts file {path} is empty: give at least one prompt")
     return rows[:limit]
+
+
+def _turn(turn: dict[str, Any]) -> dict[str, str]:
+    role, content = turn["role"], turn["content"]
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise TypeError("a turn's role and content are texts")
+    return {"role": role, "content": content}

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from artifacts.stage import Made, Node, Stage
+from errors import UserError
 from running.job import Job
 from tasks.formats import CURVES, START, VOCABULARY
 from tasks.handles import Shard, Verifier
@@ -17,6 +18,21 @@ STAGE = Stage(
     retries=1,
     device="accelerator",
 )
+
+
+def check(settings: Settings, on_gpu: bool = False) -> None:
+    """Refuse a recipe that could not be trained, hours before a child would."""
+    from kimi_adapters.recipe import Recipe
+
+    recipe = Recipe.from_dict(settings.training.model_dump())
+    if on_gpu:
+        recipe.check_gpu()
+    positions, longest = recipe.max_position_embeddings, settings.corpus.max_length
+    if positions is not None and positions < longest:
+        raise UserError(
+            f"training.max_position_embeddings is {positions} and samples have up to corpus.max_length = {longest} tokens: give "
+            "the length at which the draft will serve, or leave it empty for the verifier's"
+        )
 
 
 def node(settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier) -> Node:

@@ -36,6 +36,7 @@ _FILES: dict[str, dict[str, bytes]] = {  # what the run's report reads
 }
 _FACTS: dict[str, dict[str, Any]] = {
     "token_shard": {"tokens": 512, "samples": 4},
+    "loss_masks": {"train_supervised": 200, "held_out_samples": 1, "held_out_supervised": 50},
     "vocabulary": {"coverage": 1.0},
     "acceptance": {"method": "replay", "per_position": [0.5], "untrained_per_position": [0.0]},
 }

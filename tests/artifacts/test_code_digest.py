@@ -97,6 +97,10 @@ def test_imports_are_followed_wherever_they_stand(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("import importlib\nimportlib.import_module('kimi_' + 'x')\n", "computed name"),
+        ("from importlib import import_module as get\nget(name)\n", "computed name"),
+        ("import importlib\nimportlib.import_module('.a', 'kimi_adapters')\n", "computed name"),
+        ("import runpy\nrunpy.run_path('kimi_adapters/a.py')\n", "computed name"),
+        ("from importlib.util import spec_from_file_location as s\ns('a', 'kimi_adapters/a.py')\n", "computed name"),
         ("def broken(:\n", "does not parse"),
         ("from kimi_adapters.nothing import here\n", "imports kimi_adapters.nothing"),
     ],

@@ -13,8 +13,8 @@ from tests.projects import Project, no_orphans, wait_for
 Finished = tuple[Project, list[dict[str, Any]]]
 SLOW_SHARDS = (
     "tasks/hidden_states.py",
-    "    for job, artifact, writer",
-    "    __import__('time').sleep(0.5)\n    for job, artifact, writer",
+    "    chosen, total = job.settings",
+    "    __import__('time').sleep(0.5)\n    chosen, total = job.settings",
 )
 
 
@@ -48,6 +48,22 @@ def curves(project: Project) -> list[dict[str, float]]:
     return entries
 
 
+MARK = 123.0
+
+
+def mark(checkpoint: Path) -> None:
+    """Write a loss that no training gives into a checkpoint's curves, so that the run that goes on from it can be told."""
+    data = checkpoint.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    state = json.loads(header["__metadata__"]["training_state"])
+    state["curves"][0]["loss"] = MARK
+    header["__metadata__"]["training_state"] = json.dumps(state)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+
 def test_the_flow_is_killed_in_extraction_and_in_training(fresh: Project, finished: Finished) -> None:
     slow_extraction(fresh)
     slow_training(fresh)
@@ -68,6 +84,7 @@ def test_the_flow_is_killed_in_extraction_and_in_training(fresh: Project, finish
     assert {path.name for path in fresh.records("hidden_states")} > done
     assert not fresh.records("training")
     resumed_from = int(checkpoints(fresh)[-1].stem.split("-")[1])
+    mark(checkpoints(fresh)[-1])
 
     nodes = fresh.nodes("run")
     status = {(node["stage"], node["node"]): node["status"] for node in nodes}
@@ -77,6 +94,7 @@ def test_the_flow_is_killed_in_extraction_and_in_training(fresh: Project, finish
     assert trained.name == finished[0].blob_of("training", "draft").name, "the same weights bit for bit"
     assert [entry["lr"] for entry in curves(fresh)] == [entry["lr"] for entry in curves(finished[0])]
     assert 0 < resumed_from < len(curves(fresh))
+    assert curves(fresh)[0]["loss"] == MARK, "it went on from its last checkpoint and did not begin anew"
     log = max((fresh.folder / "state/runs").glob("*/children/training-*.json"), key=lambda path: path.stat().st_mtime)
     assert log.exists() and not checkpoints(fresh), "checkpoints go when the node is recorded"
 
@@ -136,5 +154,7 @@ def test_a_run_that_is_told_to_stop_ends_its_children(project: Project, how: sig
     wait_for(lambda: project.children(), process=run)
     run.send_signal(how)
     no_orphans(project)
-    run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=60)
     assert run.returncode != 0
+    if how == signal.SIGINT:
+        assert run.returncode == 130 and "what was finished is kept" in errors and "Traceback" not in errors

@@ -1,16 +1,19 @@
 """Gates stop a run with one sentence, and only warn in a smoke run."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from artifacts.manifest import Ref
-from artifacts.stage import Made, Node, Stage
+from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
-from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, thin_slices
+from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_sides, thin_slices
+from tasks import acceptance
 from tasks.checks import Fault
-from tasks.settings import Settings
+from tasks.handles import Shard, Verifier
+from tasks.settings import AcceptanceSettings, Settings
 
 
 def made(kind: str, output: str, facts: dict[str, Any], name: str = "") -> Made:
@@ -73,3 +76,48 @@ def test_a_slice_below_its_limit_is_a_warning(caplog: pytest.LogCaptureFixture) 
         gate_coverage(Settings(), made("vocabulary", "vocabulary", facts))
     assert [record.message for record in caplog.records] == thin_slices(Settings(), facts)
     assert "script=han (1,000 supervised tokens)" in caplog.text and "other" not in caplog.text
+
+
+def corpus(*shards: tuple[int, int]) -> Made:
+    """A finished source: supervised tokens of either side of each shard, in one sample where there are any."""
+    node = Node(Stage("corpus", "tasks.corpus", ()), "a", {}, {})
+    outputs = {}
+    for number, (train, held_out) in enumerate(shards):
+        facts = {"train_samples": int(train > 0), "held_out_samples": int(held_out > 0)}
+        facts |= {"train_supervised": train, "held_out_supervised": held_out}
+        outputs[f"masks.{number}"] = Ref.model_construct(kind="loss_masks", digest="00", facts=facts)
+    return Made(node, outputs)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_a_corpus_without_a_side_stops_before_extraction(limit: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing to train on, or nothing to judge by: training and acceptance would say so hours later."""
+    prompts = AcceptanceSettings(prompts="p.jsonl")
+    gate_sides(Settings(limit=limit), [corpus((9, 0)), corpus((0, 9))])
+    gate_sides(Settings(limit=limit), [corpus((9, 0)), Made(corpus().node, None)])
+    with pytest.raises(UserError, match="none of the corpus's 1 samples is to be trained on"):
+        gate_sides(Settings(limit=limit, acceptance=prompts), [corpus((0, 9))])
+    for unfit in (corpus((9, 0)), corpus((9, 1))):
+        with pytest.raises(UserError, match="so nothing could judge the draft"):
+            gate_sides(Settings(limit=limit), [unfit])
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "eyas"):
+        gate_sides(Settings(limit=limit, acceptance=prompts), [corpus((9, 0), (9, 1))])
+    assert "judged by acceptance.prompts alone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sides", "judged"),
+    [([(9, 0)], ["real decoding"]), ([(9, 0), (9, 4)], ["real decoding", "replay"]), ([(9, 1)], ["real decoding"])],
+)
+def test_a_small_corpus_is_judged_by_what_there_is(tmp_path: Path, sides: list[tuple[int, int]], judged: list[str]) -> None:
+    """A smoke run may hold nothing out; it is then judged by its prompts, and does not stop at its end."""
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    settings = Settings(limit=3, acceptance=AcceptanceSettings(prompts=str(tmp_path / "p.jsonl")))
+    masks = list((corpus(*sides).outputs or {}).values())
+    shards = [Shard("a", Input("00"), Input.of(ref), 9) for ref in masks]
+    node = Node(Stage("x", "x", ()), "", {}, {})
+    unmade = Made(node, None)
+    target = Verifier("v", None, "verifier", None, None)
+    found = acceptance.nodes(settings, shards, [unmade] * len(shards), unmade, unmade, target)
+    assert [one.name for one in found] == judged

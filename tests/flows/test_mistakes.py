@@ -20,6 +20,8 @@ CASES = {
     "no weights": (["--set", "verifier.directory=hollow"], "lacks model.safetensors"),
     "vocabulary too large": (["--set", "vocabulary.size=50000"], "vocabulary.size is 50000 and the verifier has 49152"),
     "layer ids": (["--set", "hidden_states.layer_ids=[1, 2, 9]"], "do not fit a verifier of 4 layers"),
+    "recipe": (["--set", "training.norm_before_fc=true", "--set", "training.fc_norm=true"], "exclude each other"),
+    "pack too short": (["--set", "training.pack_tokens=9", "--set", "training.ttt_steps=5"], "too short for 5 TTT steps"),
     "no prompts": (["--set", "acceptance.prompts=nowhere.jsonl"], "prompts file nowhere.jsonl cannot be read"),
     "store too small": (["--set", "store.max_bytes=1000000"], "store.max_bytes"),
     "store is a file": (["--set", "store.path=a.jsonl"], "cannot be made"),
@@ -48,6 +50,15 @@ def test_a_mistake_is_told_in_one_sentence_before_work_starts(
     assert not (fresh.store / "records").exists(), "nothing ran"
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/api", "127.0.0.1:1"])
+def test_a_server_that_does_not_answer_is_told_in_one_sentence(fresh: Project, address: str) -> None:
+    fresh.environment["PREFECT_API_URL"] = address
+    done = fresh.eyas("run", str(fresh.settings))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if "unset it to run with a server of its own" in line and address in line]
+    assert not (fresh.store / "records").exists(), "nothing ran"
+
+
 def test_settings_that_are_no_settings(fresh: Project) -> None:
     (fresh.folder / "list.yaml").write_text("- 1\n")
     (fresh.folder / "broken.yaml").write_text("a: [\n")
@@ -65,6 +76,13 @@ def test_a_corpus_of_rubbish_stops_after_the_corpus(fresh: Project) -> None:
     done = fresh.eyas("run", str(fresh.settings))
     assert done.returncode == 2 and "gave no usable conversation in 2 rows" in done.stderr
     assert not fresh.records("hidden_states")
+
+
+@pytest.mark.parametrize(("size", "told"), [(30, "gates.min_coverage"), (10, "special tokens")])
+def test_a_vocabulary_that_is_too_small_stops_before_extraction(fresh: Project, size: int, told: str) -> None:
+    done = fresh.eyas("run", str(fresh.settings), "--set", f"vocabulary.size={size}")
+    assert done.returncode == 2 and told in done.stderr
+    assert fresh.records("corpus") and not fresh.records("hidden_states")
 
 
 def test_a_smoke_run_only_warns_at_gates(fresh: Project) -> None:

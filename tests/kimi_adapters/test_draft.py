@@ -54,7 +54,7 @@ def test_impossible_shapes_are_refused() -> None:
     with pytest.raises(UserError, match="98 tokens, the verifier's 97"):
         draft_config(Recipe(), VERIFIER, LAYER_IDS, 98, "sdpa")
     with pytest.raises(UserError, match="divide"):
-        draft_config(Recipe(num_heads=6, num_kv_heads=4), VERIFIER, LAYER_IDS, 39, "sdpa")
+        draft_config(Recipe(num_kv_heads=3), VERIFIER, LAYER_IDS, 39, "sdpa")
     narrow = VerifierRows(*(tensor[..., :16] for tensor in verifier_tensors()))
     with pytest.raises(UserError, match="embed_tokens"):
         build_draft(draft_config(Recipe(), VERIFIER, LAYER_IDS, 39, "sdpa"), narrow, VOCABULARY, 0)

@@ -26,6 +26,8 @@ def test_from_dict_takes_what_yaml_gives() -> None:
         ({"noise": -1.0}, "training.noise"),
         ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
         ({"pack_tokens": 6}, "training.pack_tokens"),
+        ({"num_heads": 6, "num_kv_heads": 4}, "training.num_heads"),
+        ({"head_dim": 7}, "training.head_dim"),
     ],
 )
 def test_mistakes_are_told_by_name(values: dict[str, object], named: str) -> None:
