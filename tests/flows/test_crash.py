@@ -13,8 +13,8 @@ from tests.projects import Project, no_orphans, wait_for
 Finished = tuple[Project, list[dict[str, Any]]]
 SLOW_SHARDS = (
     "tasks/hidden_states.py",
-    "    for job, artifact, writer",
-    "    __import__('time').sleep(0.5)\n    for job, artifact, writer",
+    "            _finish(job, ",
+    "            __import__('time').sleep(0.5)\n            _finish(job, ",
 )
 
 
