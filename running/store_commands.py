@@ -76,7 +76,7 @@ def gc(settings: Any, parsed: Namespace) -> int:
     if parsed.keep_runs < 0:
         raise UserError(f"--keep-runs {parsed.keep_runs} is no number of runs: give 0 or more")
     with host.store.alone("gc"):
-        runs, aliases = host.runs.newest(parsed.keep_runs), host.aliases.all()
+        runs, aliases = host.runs.roots(parsed.keep_runs), host.aliases.all()
         if not runs and not aliases:
             raise UserError(
                 f"no run and no alias names anything in the store {host.store.root}, so all of it would go: run the flow once, "
@@ -86,7 +86,7 @@ def gc(settings: Any, parsed: Namespace) -> int:
         chosen = collect.collection(host.store, keep)
         freed = chosen.freed
         _say_collection(chosen)
-        print(f"\nroots: {len(aliases)} aliases, the newest {len(runs)} runs and what they need that cannot be made again")
+        print(f"\nroots: {len(aliases)} aliases, {len(runs)} recent runs and what they need that cannot be made again")
         if parsed.yes:
             collect.collect(host.store, chosen, _progress("gc"))
             host.remove_old_runs(max(1, parsed.keep_runs))

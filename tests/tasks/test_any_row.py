@@ -41,7 +41,20 @@ ROWS: list[dict[str, Any]] = [
 ]
 _TEXTS: list[Any] = ["", "x", "\ud800", "</think>x", "[]", "{}", "[1]", '{"a": 1}']
 _NUMBERS: list[Any] = [None, True, -1, 5, 1.5, 10**30]
-_OBJECTS: list[Any] = [[], {}, [[]], [None], [1], ["x"], [{}], ["a", "b"], {"a": 1}, {"type": 5}, {"type": ["x"]}, {"$ref": "#"}]
+_OBJECTS: list[Any] = [
+    [],
+    {},
+    [[]],
+    [None],
+    [1],
+    ["x"],
+    [{}],
+    ["a", "b"],
+    {"a": 1},
+    {"type": 5},
+    {"type": ["x"]},
+    {"$ref": "#"},
+]
 VALUES = [*_TEXTS, *_NUMBERS, *_OBJECTS, {"properties": 5}, {"enum": 5}, {"name": "f"}]
 
 
