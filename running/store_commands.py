@@ -123,7 +123,7 @@ def forget(settings: Any, parsed: Namespace) -> int:
     """Say what holds some conversations, and with ``--yes`` remove it."""
     host = existing_host(settings)
     with host.store.alone("forget"):
-        lineage = Lineage.of(host.records)
+        lineage = _lineage_of_all(host)
         found = forgetting.Search(host.store, lineage, parsed.ids).run()
         if found.unknown:
             raise UserError(f"no sample in the store {host.store.root} has the id {found.unknown[0]!r}: correct it")
@@ -142,10 +142,20 @@ def forget(settings: Any, parsed: Namespace) -> int:
     return 0
 
 
+def _lineage_of_all(host: Host) -> Lineage:
+    """All that is recorded here and in the mirror; of what lies there alone, the blobs that may name an id are brought."""
+    if host.mirroring:
+        host.mirroring.bring_records()
+    lineage = Lineage.of(host.records)
+    if host.mirroring:
+        host.mirroring.bring(forgetting.to_look_into(host.store, lineage))
+    return lineage
+
+
 def _forget(host: Host, lineage: Lineage, found: forgetting.Forgetting) -> None:
     """The mirror's copies go first: while they can be had, the blobs here say which they are."""
     if host.mirroring:
-        host.mirroring.forget([*found.copies, *found.blobs])
+        host.mirroring.forget([*found.copies, *found.blobs, *found.absent])
     rewritten = forgetting.forget(host.store, host.records, lineage, found)
     if host.mirroring:
         host.mirroring.give_forgotten(host.forgotten)
