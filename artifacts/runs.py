@@ -74,7 +74,8 @@ class Runs:
 
         Else a few runs that a gate stopped early would take away the states of the last whole run.
         """
-        newest, completed = [], []
+        newest: list[Run] = []
+        completed: list[Run] = []
         for run in self._readable():
             if len(completed) == count:
                 break

@@ -154,7 +154,17 @@ def test_forgetting_on_a_full_disk_removes_nothing(small_disk: Path) -> None:
 
 
 FILLING_STAGE = """
+import tempfile
+
 def compute(job):
+    if job.settings["where"] == "elsewhere":
+        try:
+            with job.writer("quarantine").open("big.bin") as file:
+                while True:
+                    file.write(bytes(4096))
+        except Exception:
+            pass
+        tempfile.gettempdir()  # finds no folder that it can write to, and does not say why
     if job.settings["where"] == "scratch":
         with open(job.scratch / "checkpoint", "wb") as file:
             while True:
@@ -165,7 +175,7 @@ def compute(job):
 """
 
 
-@pytest.mark.parametrize("where", ["scratch", "workspace"])
+@pytest.mark.parametrize("where", ["scratch", "workspace", "elsewhere"])
 def test_a_childs_full_disk_is_the_runs_sentence(tmp_path: Path, small_disk: Path, where: str) -> None:
     """Its log lies on the full disk, too, and cannot take the traceback."""
     snapshot = tmp_path / "code"
