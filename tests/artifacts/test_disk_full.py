@@ -10,6 +10,7 @@ import pytest
 
 from artifacts import forgetting
 from artifacts.aliases import Aliases
+from artifacts.collect import collect, collection
 from artifacts.disk import is_full
 from artifacts.forgotten import Forgotten
 from artifacts.lineage import Lineage
@@ -215,3 +216,16 @@ def test_the_store_never_grows_past_its_limit(tmp_path: Path) -> None:
     bounded.store.delete(fits.digest)
     assert isinstance(bounded.blob("quarantine", {"b": b"y" * 101}, samples=0), Ref)
     assert other.store.used_bytes() == used + 201
+
+
+def test_what_was_put_aside_counts_until_it_is_collected(tmp_path: Path) -> None:
+    """Else a repair and its producer's next run would take the disk past the limit by what was damaged."""
+    made = make_pipeline(tmp_path)
+    bounded = Pipeline(Store(tmp_path, max_bytes=made.store.used_bytes() + 1000), made.records)
+    hurt = bounded.blob("quarantine", {"a": b"x" * 900}, samples=0)
+    bounded.store.put_aside(bounded.store.folder(hurt.digest))
+    assert bounded.store.used_bytes() == made.store.used_bytes()
+    with pytest.raises(UserError, match="past store.max_bytes"):
+        bounded.blob("quarantine", {"a": b"x" * 900}, samples=0)
+    collect(made.store, collection(made.store, {ref.digest for ref in made.refs.values()}), lambda *_: None)
+    assert bounded.blob("quarantine", {"a": b"x" * 900}, samples=0) == hurt
