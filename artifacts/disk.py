@@ -25,6 +25,18 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
+def takes_nothing(folder: Path) -> bool:
+    """Whether the disk of ``folder`` is so full that it takes no small file: what failed there may have said anything."""
+    probe = folder / f".probe.{uuid.uuid4().hex}"
+    try:
+        write_synced(probe, b"x" * 4096)
+    except OSError as error:
+        return error.errno in _FULL
+    finally:
+        probe.unlink(missing_ok=True)
+    return False
+
+
 def full_disk(where: object) -> UserError:
     """The sentence for a full disk."""
     return UserError(

@@ -34,7 +34,8 @@ class Forgetting:
 
     ``sources`` maps a source's digest to the digests of ids found in it, ``files`` are those of them that lie outside the
     store, ``samples`` counts samples by id, ``copies`` holds for each copy of conversations the tokens of each row that goes,
-    ``twins`` counts samples of other ids with the same text.
+    ``twins`` counts samples of other ids with the same text, ``absent`` are blobs made of a shard that goes which are not in
+    the store: a mirror may have them.
     """
 
     ids: list[str]
@@ -46,6 +47,7 @@ class Forgetting:
     drafts: list[tuple[Record, Ref]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     twins: int = 0
+    absent: set[str] = field(default_factory=set)
 
     @property
     def nothing(self) -> bool:
@@ -128,7 +130,7 @@ class Search:
                     manifest = self.store.manifest(digest)
                     self.found.blobs[digest] = Blob(digest, manifest.kind, manifest.size)
                 except BlobMissing:
-                    pass
+                    self.found.absent.add(digest)
             for record in self.lineage.readers.get(digest, []):
                 waiting += [ref.digest for ref in record.outputs.values() if ref.kind in _HOLD]
 
@@ -158,6 +160,12 @@ class Search:
         marks = [json.dumps(one).encode() for one in self._hashes]
         rows = _json_lines(path, marks) if marks else []
         return sum(row.get("hash") in self._hashes and row["id"] not in self._digests for row in rows)
+
+
+def to_look_into(store: Store, lineage: Lineage) -> set[str]:
+    """The blobs that a search reads and the store lacks: those that were collected may lie in a mirror still."""
+    kinds = ("loss_masks", "conversations", *_NAME)
+    return {digest for digest, ref in lineage.refs.items() if ref.kind in kinds and not store.has(digest)}
 
 
 def marks(name: str) -> set[bytes]:
@@ -190,7 +198,8 @@ def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) 
         for record in lineage.makers.get(old, []):
             pointed.append(pointing_at(record, old, ref, len(found.copies[old][1])))
             records.put(pointed[-1])
-    shutil.rmtree(store.root / "damaged", ignore_errors=True)  # what was put aside may hold them, too
+    shutil.rmtree(store.root / "damaged", ignore_errors=True)  # what was put aside may hold them, too,
+    store.sweep()  # and so may what a killed process had begun
     for digest in found.copies:  # first, while the masks still say which of its rows were counted
         store.delete(digest)
     for kind in (*_ORDER, "loss_masks"):

@@ -53,6 +53,14 @@ class Mirror:
         """The path of a blob's file."""
         return f"{self.root}/blobs/{digest[:2]}/{digest}/{file}"
 
+    def stages(self) -> list[str]:
+        """The stages that have records there."""
+        try:
+            found = self.fs.ls(f"{self.root}/records", detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
     def keys(self, stage: str) -> set[str]:
         """The keys of all records of a stage, by one listing."""
         try:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -66,15 +67,31 @@ class Runs:
 
     def newest(self, count: int) -> list[Run]:
         """The newest runs, newest first; a damaged manifest is passed over, so that an older run takes its place."""
-        found: list[Run] = []
-        for path in reversed(self.paths()):
-            if len(found) == count:
+        return list(islice(self._readable(), count))
+
+    def roots(self, count: int) -> list[Run]:
+        """The runs that a collection goes by: the newest, and as many of those that came to their end; newest first.
+
+        Else a few runs that a gate stopped early would take away the states of the last whole run.
+        """
+        newest: list[Run] = []
+        completed: list[Run] = []
+        for run in self._readable():
+            if len(completed) == count:
                 break
+            if len(newest) < count:
+                newest.append(run)
+            if run.state == "completed":
+                completed.append(run)
+        found = {run.run: run for run in (*newest, *completed)}
+        return [found[name] for name in sorted(found, reverse=True)]
+
+    def _readable(self) -> Iterator[Run]:
+        for path in reversed(self.paths()):
             try:
-                found.append(read_run(path))
+                yield read_run(path)
             except (FileNotFoundError, ValueError):
                 log.warning("run manifest %s is damaged and is passed over", path)
-        return found
 
     def put(self, run: Run) -> None:
         """Write a manifest durably."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from artifacts.disk import locked, sync_folder, telling_full, write_synced
 from artifacts.disk import write_atomically as write_atomically
 from artifacts.manifest import MANIFEST_NAME, Manifest, Ref
-from artifacts.usage import Usage
+from artifacts.usage import Usage, folder_bytes
 from artifacts.writer import ArtifactWriter as ArtifactWriter
 from artifacts.writer import HashedFile as HashedFile
 from artifacts.writer import Sealed as Sealed
@@ -36,7 +36,8 @@ class BlobMissing(Exception):
 class Store:
     """The blobs under ``root``; any number of processes of one host may use it at once.
 
-    ``max_bytes`` bounds what the blobs take; files of workspaces, which no commit has taken in yet, come on top.
+    ``max_bytes`` bounds what the blobs take and what was put aside as damaged; files of workspaces, which no commit has taken
+    in yet, come on top.
     """
 
     def __init__(self, root: Path, max_bytes: int | None = None) -> None:
@@ -203,8 +204,8 @@ class Store:
                 continue
 
     def used_bytes(self) -> int:
-        """Bytes of all blobs; cheap to ask again."""
-        return self._usage.total()
+        """Bytes of all blobs, and of what was put aside as damaged; cheap to ask again."""
+        return self._usage.total() + folder_bytes(self.root / "damaged")
 
     def free_bytes(self) -> int:
         """Bytes that the store's file system still takes."""

@@ -63,7 +63,7 @@ def measure(project: Project, repeats: int) -> dict[str, tuple[float, float]]:
             found[name].append(measured(command, project))
     project.edit("kimi_adapters/trainer.py", "Progress = Callable", "EDITED = 1\nProgress = Callable")
     found["plan, trainer edited"] = [measured(plan, project) for _ in range(repeats)]
-    project.edit("kimi_adapters/layer_stream.py", "\nTOKEN_CHUNK", "\nEDITED = 1\nTOKEN_CHUNK")
+    project.edit("kimi_adapters/transport.py", "\nTOKEN_CHUNK", "\nEDITED = 1\nTOKEN_CHUNK")
     found["plan, extraction edited"] = [measured(plan, project) for _ in range(repeats)]
     return {
         name: (statistics.median(seconds for seconds, _ in values), max(memory for _, memory in values))

@@ -33,7 +33,7 @@ def declare(tools: Sequence[dict[str, Any]]) -> str:
     """The text of the ``tool_declare`` turn; ``Rejected`` where a schema has no form in it."""
     try:
         functions = [_Function(tool["function"]).text() for tool in tools]
-    except (KeyError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         raise Rejected(Reason.FORMAT_SCHEMA) from None
     return "# Tools\n\n## functions\nnamespace functions {\n" + "\n".join(functions) + "\n}\n"
 

@@ -122,7 +122,10 @@ def _prompt_and_answer(row: dict[str, Any], loads: Loads) -> tuple[Message, ...]
     found: list[Message] = []
     if row.get("system"):
         found.append(Message("system", _text(row["system"])))
-    for pair in row.get("history") or []:
+    history = row.get("history") or []
+    if not isinstance(history, list):
+        raise Rejected(Reason.NOT_A_TURN)
+    for pair in history:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise Rejected(Reason.NOT_A_TURN)
         found += [Message("user", _text(pair[0])), Message("assistant", _text(pair[1]))]

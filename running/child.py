@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from artifacts.disk import full_disk, is_full
+from artifacts.disk import full_disk, is_full, takes_nothing
 from errors import UserError
 from running.guard import die_with_parent, hide_other_checkouts, links_in, only_declared
 from running.job import Job, json_line
@@ -67,6 +67,14 @@ def _work(order: dict[str, Any], events: Events) -> None:
             entry(job)
 
 
+def _full_disk(order: dict[str, Any], error: BaseException) -> UserError | None:
+    """The sentence for a full disk where that is what stopped the child, whatever a library made of it."""
+    if is_full(error):
+        return full_disk(getattr(error, "filename", None) or ", ".join(order["closed"]))
+    folders = {Path(order["workspace"]), *(Path(item["scratch"]) for item in order["jobs"])}
+    return next((full_disk(folder) for folder in sorted(folders) if takes_nothing(folder)), None)
+
+
 def main() -> int:
     """Do the order in the file named by the only argument; exit code 0, or 1 after an ``error`` event."""
     die_with_parent()
@@ -79,8 +87,8 @@ def main() -> int:
     except BaseException as error:  # whatever it is, the parent must hear of it
         with suppress(OSError):  # its log may lie on a full disk
             traceback.print_exc()
-        if is_full(error) and not isinstance(error, UserError):
-            error = full_disk(getattr(error, "filename", None) or ", ".join(order["closed"]))
+        if not isinstance(error, UserError):
+            error = _full_disk(order, error) or error
         kind = "user" if isinstance(error, UserError) else type(error).__name__
         events.send({"event": "error", "kind": kind, "message": str(error)})
         return 1

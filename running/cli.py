@@ -82,7 +82,13 @@ def _parser() -> argparse.ArgumentParser:
 
     gc = command("gc", store_commands.gc, "say what no alias and no recent run needs any more, or remove it")
     gc.add_argument("--yes", action="store_true", help="remove it; else it is only said")
-    gc.add_argument("--keep-runs", type=int, default=3, metavar="N", help="newest runs whose artifacts stay (default: 3)")
+    gc.add_argument(
+        "--keep-runs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="newest runs, and newest runs that ended well, whose artifacts stay (default: 3)",
+    )
 
     show = command("show", store_commands.show, "say what an artifact is, what made it and what was made of it")
     show.add_argument("ref", metavar="REF", help="a digest or its first 6 digits or more, an alias, or a path")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from artifacts.disk import checked, unchecked, write_atomically
 from artifacts.manifest import canonical_json, digest_bytes, digest_file
-from artifacts.store import write_atomically
 
 _YOUNG = 2.0  # seconds: a file changed this recently could change again within one tick of its time stamp
 
@@ -24,11 +24,11 @@ class FileMemo:
         identity = [[str(p.resolve()), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns] for p, s in zip(files, stats, strict=True)]
         path = self._folder / digest_bytes(canonical_json([what, identity]))
         try:
-            return json.loads(path.read_bytes())
-        except (FileNotFoundError, ValueError):
+            return json.loads(unchecked(path.read_bytes()))["value"]
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
             value = compute()
         if all(time.time() - s.st_mtime > _YOUNG for s in stats):
-            write_atomically(path, canonical_json(value))
+            write_atomically(path, checked(canonical_json({"value": value})))
         return value
 
     def digest(self, path: Path) -> str:

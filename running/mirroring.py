@@ -52,6 +52,20 @@ class Mirroring:
             self._ask(fetch, None)
         return found
 
+    def bring_records(self) -> None:
+        """Bring every record that the mirror has and the store lacks. ``UserError`` where it cannot be asked."""
+        try:
+            for stage in self.mirror.stages():
+                missing = {key for key in self.mirror.keys(stage) if self._records.get(stage, key) is None}
+                for got in self.mirror.records(stage, missing, self._records):
+                    if isinstance(got, Damaged):
+                        log.warning("mirror: %s, so it counts as absent", got)
+        except Exception as error:
+            raise UserError(
+                f"the mirror {self.mirror.name} cannot be read ({_told(error)}), and what it has may hold a conversation that "
+                "is to be forgotten: start it again when the mirror can be reached"
+            ) from None
+
     def there(self, digests: set[str]) -> set[str]:
         """Which blobs the mirror has, for a plan: nothing is brought."""
         unknown = digests - self._there

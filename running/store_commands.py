@@ -76,7 +76,7 @@ def gc(settings: Any, parsed: Namespace) -> int:
     if parsed.keep_runs < 0:
         raise UserError(f"--keep-runs {parsed.keep_runs} is no number of runs: give 0 or more")
     with host.store.alone("gc"):
-        runs, aliases = host.runs.newest(parsed.keep_runs), host.aliases.all()
+        runs, aliases = host.runs.roots(parsed.keep_runs), host.aliases.all()
         if not runs and not aliases:
             raise UserError(
                 f"no run and no alias names anything in the store {host.store.root}, so all of it would go: run the flow once, "
@@ -86,7 +86,7 @@ def gc(settings: Any, parsed: Namespace) -> int:
         chosen = collect.collection(host.store, keep)
         freed = chosen.freed
         _say_collection(chosen)
-        print(f"\nroots: {len(aliases)} aliases, the newest {len(runs)} runs and what they need that cannot be made again")
+        print(f"\nroots: {len(aliases)} aliases, {len(runs)} recent runs and what they need that cannot be made again")
         if parsed.yes:
             collect.collect(host.store, chosen, _progress("gc"))
             host.remove_old_runs(max(1, parsed.keep_runs))
@@ -123,7 +123,7 @@ def forget(settings: Any, parsed: Namespace) -> int:
     """Say what holds some conversations, and with ``--yes`` remove it."""
     host = existing_host(settings)
     with host.store.alone("forget"):
-        lineage = Lineage.of(host.records)
+        lineage = _lineage_of_all(host)
         found = forgetting.Search(host.store, lineage, parsed.ids).run()
         if found.unknown:
             raise UserError(f"no sample in the store {host.store.root} has the id {found.unknown[0]!r}: correct it")
@@ -142,10 +142,20 @@ def forget(settings: Any, parsed: Namespace) -> int:
     return 0
 
 
+def _lineage_of_all(host: Host) -> Lineage:
+    """All that is recorded here and in the mirror; of what lies there alone, the blobs that may name an id are brought."""
+    if host.mirroring:
+        host.mirroring.bring_records()
+    lineage = Lineage.of(host.records)
+    if host.mirroring:
+        host.mirroring.bring(forgetting.to_look_into(host.store, lineage))
+    return lineage
+
+
 def _forget(host: Host, lineage: Lineage, found: forgetting.Forgetting) -> None:
     """The mirror's copies go first: while they can be had, the blobs here say which they are."""
     if host.mirroring:
-        host.mirroring.forget([*found.copies, *found.blobs])
+        host.mirroring.forget([*found.copies, *found.blobs, *found.absent])
     rewritten = forgetting.forget(host.store, host.records, lineage, found)
     if host.mirroring:
         host.mirroring.give_forgotten(host.forgotten)

@@ -8,7 +8,8 @@ from typing import Any
 from kimi_adapters.chat_reasons import Reason, Rejected
 
 MAX_DEPTH = 64
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# Possessive, and the end of the text closes a string too: a torn line with many \" would take time by its square.
+_STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def loads(text: str) -> Any:

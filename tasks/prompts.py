@@ -1,16 +1,21 @@
 """Prompts files: JSONL of ``{"id", "messages"}``."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from errors import UserError
+from kimi_adapters.chat_reasons import Reason, Rejected
+from kimi_adapters.chat_rows import message_of
+from tasks.json_rows import loads
 
 
 def read_prompts(path: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """The rows of a prompts file, ``{"id", "messages"}`` each; ``UserError`` names the first line that is none."""
+    """The rows of a prompts file, ``{"id", "messages"}`` each, their turns of text alone.
+
+    ``UserError`` names the first line that is none, and why; lines end as JSONL's do, with a line feed.
+    """
     try:
-        lines = Path(path).read_bytes().split(b"\n")  # not splitlines(): U+2028 and its like stand inside JSON strings
+        lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise UserError(
             f"prompts file {path} cannot be read ({error.strerror}): correct data.prompts or acceptance.prompts"
@@ -20,20 +25,38 @@ def read_prompts(path: str, limit: int | None = None) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8-sig"))
-            turns = [_turn(turn) for turn in row["messages"]]
-        except (ValueError, KeyError, TypeError):
-            turns = []
-        if not turns:
-            raise UserError(f'{path}, line {number}, is no prompt: write {{"id": …, "messages": [{{"role", "content"}}]}}')
-        rows.append({"id": str(row.get("id", f"{Path(path).stem}-{number}")), "messages": turns})
+            rows.append(_prompt(line, f"{Path(path).stem}-{number}"))
+        except ValueError as error:
+            why = error if isinstance(error, Rejected) else Reason.NOT_JSON.value
+            raise UserError(
+                f'{path}, line {number}, is no prompt ({why}): write {{"id": …, "messages": [{{"role", "content"}}]}}'
+            ) from None
     if not rows:
         raise UserError(f"prompts file {path} is empty: give at least one prompt")
     return rows[:limit]
 
 
-def _turn(turn: dict[str, Any]) -> dict[str, str]:
-    role, content = turn["role"], turn["content"]
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise TypeError("a turn's role and content are texts")
-    return {"role": role, "content": content}
+def _prompt(line: bytes, name: str) -> dict[str, Any]:
+    """A prompt; ``Rejected``, or another ``ValueError`` where the line is no JSON in UTF-8."""
+    row = loads(line.decode())
+    if not isinstance(row, dict):
+        raise Rejected(Reason.NOT_AN_OBJECT)
+    turns = row.get("messages")
+    if not isinstance(turns, list):
+        raise Rejected(Reason.NO_CONVERSATION)
+    if not turns:
+        raise Rejected(Reason.NO_TURNS)
+    return {"id": str(row.get("id", name)), "messages": [_turn(turn) for turn in turns]}
+
+
+def _turn(turn: Any) -> dict[str, str]:
+    message = message_of(turn)
+    if message.tool_calls or message.role == "tool":
+        raise Rejected(Reason.FORMAT_TOOL_CALLS)
+    if message.reasoning:
+        raise Rejected(Reason.FORMAT_THINKING)
+    try:
+        message.content.encode()
+    except UnicodeEncodeError:
+        raise Rejected(Reason.SURROGATE) from None
+    return {"role": message.role, "content": message.content}

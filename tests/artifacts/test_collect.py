@@ -16,7 +16,7 @@ from tests.artifacts.pipelines import Pipeline, add_shard, add_training, make_pi
 
 def kept(made: Pipeline, named: list[str], runs: int) -> set[str]:
     """Names of the outputs that a collection leaves, after it was done; records must all be there still."""
-    keep = live(Lineage.of(made.records), named, Runs(made.store.root).newest(runs))
+    keep = live(Lineage.of(made.records), named, Runs(made.store.root).roots(runs))
     chosen = collection(made.store, keep)
     before = made.store.used_bytes()
     freed = chosen.freed
@@ -48,6 +48,19 @@ def test_recent_runs_keep_all_that_they_used(tmp_path: Path) -> None:
     everything = set(made.refs)
     assert kept(made, [], 2) == everything
     assert kept(made, [], 1) == everything - old
+
+
+def test_runs_that_ended_early_do_not_take_what_the_next_one_needs(tmp_path: Path) -> None:
+    """Three tries that a gate stopped, after a night's run: its states stay, and what the tries made stays, too."""
+    made = make_pipeline(tmp_path)
+    old = set(made.refs)
+    made.run("20261101T000000-aaaa", list(made.keys))
+    add_shard(made, "b", "/data/b.jsonl", [[("b0", "1")]])
+    for number, state in enumerate(("failed", "running", "failed")):
+        made.run(f"2026110{number + 2}T000000-bbbb", ["synthesis chunk", "corpus b"], state=state)
+    tried = {name for name in made.refs if name.startswith("corpus b ")}
+    assert kept(made, [], 3) == old | tried
+    assert [run.state for run in Runs(tmp_path).roots(1)] == ["failed", "completed"] and Runs(tmp_path).roots(0) == []
 
 
 def test_a_parent_in_need_stays(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from artifacts import forgetting
 from artifacts.aliases import Aliases
+from artifacts.collect import collect, collection
 from artifacts.disk import is_full
 from artifacts.forgotten import Forgotten
 from artifacts.lineage import Lineage
@@ -154,7 +155,17 @@ def test_forgetting_on_a_full_disk_removes_nothing(small_disk: Path) -> None:
 
 
 FILLING_STAGE = """
+import tempfile
+
 def compute(job):
+    if job.settings["where"] == "elsewhere":
+        try:
+            with job.writer("quarantine").open("big.bin") as file:
+                while True:
+                    file.write(bytes(4096))
+        except Exception:
+            pass
+        tempfile.gettempdir()  # finds no folder that it can write to, and does not say why
     if job.settings["where"] == "scratch":
         with open(job.scratch / "checkpoint", "wb") as file:
             while True:
@@ -165,7 +176,7 @@ def compute(job):
 """
 
 
-@pytest.mark.parametrize("where", ["scratch", "workspace"])
+@pytest.mark.parametrize("where", ["scratch", "workspace", "elsewhere"])
 def test_a_childs_full_disk_is_the_runs_sentence(tmp_path: Path, small_disk: Path, where: str) -> None:
     """Its log lies on the full disk, too, and cannot take the traceback."""
     snapshot = tmp_path / "code"
@@ -205,3 +216,16 @@ def test_the_store_never_grows_past_its_limit(tmp_path: Path) -> None:
     bounded.store.delete(fits.digest)
     assert isinstance(bounded.blob("quarantine", {"b": b"y" * 101}, samples=0), Ref)
     assert other.store.used_bytes() == used + 201
+
+
+def test_what_was_put_aside_counts_until_it_is_collected(tmp_path: Path) -> None:
+    """Else a repair and its producer's next run would take the disk past the limit by what was damaged."""
+    made = make_pipeline(tmp_path)
+    bounded = Pipeline(Store(tmp_path, max_bytes=made.store.used_bytes() + 1000), made.records)
+    hurt = bounded.blob("quarantine", {"a": b"x" * 900}, samples=0)
+    bounded.store.put_aside(bounded.store.folder(hurt.digest))
+    assert bounded.store.used_bytes() == made.store.used_bytes()
+    with pytest.raises(UserError, match="past store.max_bytes"):
+        bounded.blob("quarantine", {"a": b"x" * 900}, samples=0)
+    collect(made.store, collection(made.store, {ref.digest for ref in made.refs.values()}), lambda *_: None)
+    assert bounded.blob("quarantine", {"a": b"x" * 900}, samples=0) == hurt

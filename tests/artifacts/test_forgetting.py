@@ -54,6 +54,9 @@ def test_a_sample_of_a_users_file_takes_its_shard_along_and_no_other(tmp_path: P
 def test_an_answer_of_the_verifier_goes_from_its_copy_too(tmp_path: Path) -> None:
     made = make_pipeline(tmp_path)
     old = made.refs["synthesis chunk conversations"]
+    dead = tmp_path / "tmp" / "1234-dead"
+    dead.mkdir()
+    (dead / "conversations.jsonl").write_text('{"id": "s1", "messages": "secret 1"}')
     do(made, "s1")
     assert not made.store.has(old.digest)
     record = made.records.get("synthesis", made.keys["synthesis chunk"])

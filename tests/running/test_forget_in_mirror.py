@@ -93,3 +93,33 @@ def test_a_damaged_list_in_the_mirror_is_told(one: tuple[Machine, Pipeline], pla
     path.write_bytes(path.read_bytes().replace(b"sources", b"sourcex"))
     with pytest.raises(UserError, match="forgotten conversations would come back"):
         _ = machine.host.forgotten
+
+
+def test_what_the_mirror_alone_has_leaves_it_too(one: tuple[Machine, Pipeline], tmp_path: Path, place: Path) -> None:
+    """Collected here, or made on another machine: the shard, its states and the copy of the conversations lie there only."""
+    machine, made = one
+    for ref in made.refs.values():
+        made.store.delete(ref.digest)
+    states = made.refs["hidden_states shard 0 of a states"].digest
+    assert list(place.rglob(states))
+    assert machine.eyas("forget", "a1", "--yes") == 0
+    assert holders(place, b'"a1"') == set() and not list(place.rglob(states))
+    two = Machine(tmp_path / "two", f"file://{place}")
+    assert two.eyas("forget", "s1", "--yes") == 0
+    assert holders(place, b'"s1"') == set() and holders(two.store, b'"s1"') == set()
+    assert holders(place, b'"s2"') >= {"conversations.jsonl"}
+    assert id_digest("s1") in Machine(tmp_path / "three", f"file://{place}").host.forgotten.everything
+
+
+def test_a_mirror_that_cannot_be_read_is_told_and_nothing_is_forgotten(
+    one: tuple[Machine, Pipeline], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine, made = one
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.ls", refuse)
+    assert machine.eyas("forget", "a1", "--yes") == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert made.store.has(made.refs["corpus a masks.0"].digest)
