@@ -63,7 +63,7 @@ def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:
     read_config(directory)
     tokenizer = [directory / name for name in _TOKENIZER_FILES if (directory / name).exists()]
     identity = [directory / "config.json", *tokenizer, *weight_files(directory)]
-    facts = memo.recall("verifier facts 1", identity, lambda: describe(directory))
+    facts = memo.recall("verifier facts 1", identity, lambda told: describe(directory))
     chat_format = settings.chat_format or detect_format(directory)
     return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
 
