@@ -28,6 +28,7 @@ _STORAGES = {
     "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL",
 }  # fmt: skip
 _PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
+_PIECE = 16 << 20
 _PICKLE_LIMIT = 64 << 20  # bytes; of a sample of 128k tokens with its mask as a list: 0.3 MB
 
 
@@ -137,10 +138,11 @@ class PtFile:
         with self._telling(), self._zip.open(tensor.record) as stream:
             stream.seek(tensor.start)
             while done < len(view):
-                count = stream.readinto(view[done:])
-                if not count:
+                piece = stream.read(min(_PIECE, len(view) - done))
+                if not piece:
                     raise self._malformed("it ended while it was read")
-                done += count
+                view[done : done + len(piece)] = piece
+                done += len(piece)
         return buffer
 
     def array(self, tensor: PtTensor) -> np.ndarray:
