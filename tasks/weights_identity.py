@@ -52,38 +52,45 @@ def role_digests(directory: Path, told: Told) -> dict[str, str]:
 
 def _by_bytes(entries: Entries, told: Told) -> dict[str, str]:
     hashers: dict[str, Any] = {}
-    with ThreadPoolExecutor(READERS) as pool:
-        for role, head, piece in _read_ahead(pool, entries):
-            hasher = hashers.setdefault(role, blake3(max_threads=blake3.AUTO))
-            if head:
-                hasher.update(head)
-            if piece is not None:
-                content = piece.result()
-                hasher.update(content)
-                told(len(content))
+    for role, head, content in _read_ahead(entries):
+        hasher = hashers.setdefault(role, blake3(max_threads=blake3.AUTO))
+        if head:
+            hasher.update(head)
+        hasher.update(content)
+        told(len(content))
     return {role: hasher.hexdigest() for role, hasher in hashers.items()}
 
 
-def _read_ahead(pool: ThreadPoolExecutor, entries: Entries) -> Iterator[tuple[str, bytes, "Future[bytearray] | None"]]:
-    """(role, what goes before it, a piece of bytes), in order, with a few pieces on their way."""
-    waiting: deque[tuple[str, bytes, Future[bytearray] | None]] = deque()
+def _read_ahead(entries: Entries) -> Iterator[tuple[str, bytes, memoryview]]:
+    """(role, what goes before it, a piece of bytes), in order; a piece's memory is used again after the next was asked for."""
+    free: list[memoryview] = []
+    waiting: deque[tuple[str, bytes, memoryview, int, Future[None]]] = deque()
+    with ThreadPoolExecutor(READERS) as pool:
+        for role, head, file, stored, start, size in _pieces(entries):
+            buffer = free.pop() if free else memoryview(bytearray(_PIECE))
+            waiting.append((role, head, buffer, size, pool.submit(file.read_part, stored, buffer[:size], start)))
+            if len(waiting) > _AHEAD:
+                yield from _arrived(waiting.popleft(), free)
+        while waiting:
+            yield from _arrived(waiting.popleft(), free)
+
+
+def _arrived(
+    one: tuple[str, bytes, memoryview, int, "Future[None]"], free: list[memoryview]
+) -> Iterator[tuple[str, bytes, memoryview]]:
+    role, head, buffer, size, read = one
+    read.result()
+    yield role, head, buffer[:size]
+    free.append(buffer)
+
+
+def _pieces(entries: Entries) -> Iterator[tuple[str, bytes, TensorFile, str, int, int]]:
+    """Each tensor's role, what goes before its first piece, and where its pieces lie; an empty tensor is one of none."""
     for role, name, file, stored in entries:
         entry = file.entry(stored)
         head, size = canonical_json([name, entry.dtype, list(entry.shape)]), entry.end - entry.start
-        for start in range(0, size, _PIECE):
-            waiting.append((role, head, pool.submit(_piece, file, stored, start, min(_PIECE, size - start))))
-            head = b""
-        if head:
-            waiting.append((role, head, None))
-        while len(waiting) > _AHEAD:
-            yield waiting.popleft()
-    yield from waiting
-
-
-def _piece(file: TensorFile, name: str, start: int, size: int) -> bytearray:
-    buffer = bytearray(size)
-    file.read_part(name, memoryview(buffer), start)
-    return buffer
+        for start in range(0, max(1, size), _PIECE):
+            yield role, head if start == 0 else b"", file, stored, start, min(_PIECE, size - start)
 
 
 def _by_files(directory: Path, entries: Entries, metadata: dict[Path, Any], told: Told) -> dict[str, str]:
