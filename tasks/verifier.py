@@ -14,7 +14,7 @@ from errors import UserError
 from kimi_adapters.chat import detect_format
 from kimi_adapters.config import numeric_identity, read_config
 from kimi_adapters.tensor_names import parameter_count
-from kimi_adapters.weights import text_entries, weight_files
+from kimi_adapters.weights import INDEX, text_entries, weight_files
 from running.job import Job
 from tasks.handles import Verifier
 from tasks.settings import Settings, VerifierSettings
@@ -66,7 +66,8 @@ def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:
     directory = Path(settings.directory).absolute()
     read_config(directory)
     tokenizer = [directory / name for name in _TOKENIZER_FILES if (directory / name).exists()]
-    identity = [directory / "config.json", *tokenizer, *weight_files(directory)]
+    index = [directory / INDEX] if (directory / INDEX).exists() else []
+    identity = [directory / "config.json", *tokenizer, *index, *weight_files(directory)]
     facts = memo.recall("verifier facts 1", identity, lambda told: describe(directory, told))
     chat_format = settings.chat_format or detect_format(directory)
     return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
