@@ -54,7 +54,10 @@ def misplaced(folder: Path) -> None:
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "the index names a missing file": (lambda folder: weight_files(folder)[1].unlink(), "lacks model-00002-of-"),
     "the index names the wrong file": (misplaced, "which model.safetensors.index.json says it has"),
-    "the index is none": (lambda folder: (folder / INDEX).write_text("{}") and None, "is not a safetensors index"),
+    "the index is none": (
+        lambda folder: edit(folder / INDEX, lambda values: values.pop("weight_map")),
+        "is not a safetensors index",
+    ),
     "a truncated shard": (cut, "is not a whole safetensors file"),
     "an empty shard": (lambda folder: os.truncate(weight_files(folder)[0], 0), "is not a whole safetensors file"),
     "a group size that does not divide": (quantized(group_size=48), "quantization groups of 48, which do not divide"),

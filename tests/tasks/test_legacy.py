@@ -11,7 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from artifacts.forgetting import Search
+from artifacts.forgotten import id_digest
+from artifacts.lineage import Lineage
 from artifacts.manifest import digest_file
+from artifacts.records import Record, Records
 from errors import UserError
 from kimi_adapters.config import read_config
 from kimi_adapters.tensor_file import TensorFile
@@ -112,12 +116,23 @@ def test_faults_of_states_that_came_in_are_found(bench: Bench, clean: Made, tmp_
 
 
 def test_a_forgotten_sample_stays_out(bench: Bench, clean: Made, tmp_path: Path) -> None:
-    from artifacts.forgotten import id_digest
-
     paths = save_samples(bench, clean, tmp_path / "rows")
     names = [line["id"] for line in read_masks(bench.store.folder(take_in(bench, paths).masks))[1]]
     made = take_in(bench, paths, (id_digest(names[2]),))
     assert [line["id"] for line in read_masks(bench.store.folder(made.masks))[1]] == [n for n in names if n != names[2]]
+
+
+def test_forgetting_finds_the_files_and_all_that_was_made_of_them(bench: Bench, clean: Made, tmp_path: Path) -> None:
+    paths = save_samples(bench, clean, tmp_path / "rows")[:3]
+    made = take_in(bench, paths)
+    outputs = {name: bench.refs[digest] for name, digest in vars(made).items()}
+    inputs = {f"sample.{i}": {"digest": digest_file(path), "blob": None, "path": str(path)} for i, path in enumerate(paths)}
+    records = Records(tmp_path / "records")
+    records.put(Record(key="0" * 64, stage="legacy", node="a", parts={}, outputs=outputs, lineage={"inputs": inputs}))
+    name = read_masks(bench.store.folder(made.masks))[1][1]["id"]
+    found = Search(bench.store, Lineage.of(records), [name]).run()
+    assert set(found.sources) == {source["digest"] for source in inputs.values()} and found.files == set(map(str, paths))
+    assert set(vars(made).values()) <= set(found.blobs) and all(ids == {id_digest(name)} for ids in found.sources.values())
 
 
 def stacked(sample: dict[str, Any]) -> dict[str, Any]:
