@@ -108,14 +108,16 @@ class Search:
         for record in self.lineage.makers.get(blob.digest, []):
             self._source(record, {self._digests[row["id"]] for row in rows})
             output = next(name for name, ref in record.outputs.items() if ref.digest == blob.digest)
-            tokens = record.outputs.get(output.replace("masks", "ids"))
-            self._holders([blob.digest, *([tokens.digest] if tokens else [])])
+            beside = (record.outputs.get(output.replace("masks", name)) for name in ("ids", "states", "stats"))
+            self._holders([blob.digest, *(ref.digest for ref in beside if ref)])
 
     def _source(self, record: Record, digests: set[str]) -> None:
-        source = record.lineage["inputs"]["source"]
-        self.found.sources.setdefault(source["digest"], set()).update(digests)
-        if source["path"]:
-            self.found.files.add(source["path"])
+        inputs = record.lineage["inputs"]
+        files = [source for name, source in inputs.items() if name == "source" or name.startswith("sample.")]
+        for source in files:
+            self.found.sources.setdefault(source["digest"], set()).update(digests)
+            if source["path"]:
+                self.found.files.add(source["path"])
 
     def _holders(self, digests: list[str]) -> None:
         """Take in the shard itself and everything that was made of its samples alone."""

@@ -20,7 +20,7 @@ from artifacts.store import Store
 
 _PRECIOUS = ("alias", "list of forgotten conversations")
 _CHUNK = 4 << 20
-_FILES = max(2, (os.cpu_count() or 1) // 2)  # read at once, each with a thread that hashes beside it
+FILES_AT_ONCE = max(2, (os.cpu_count() or 1) // 2)  # read at once, each with a thread that hashes beside it
 _BUFFERS = 3
 
 Progress = Callable[[int, int], None]
@@ -99,7 +99,7 @@ def _deep(blobs: list[tuple[Path, Manifest]], progress: Progress) -> Iterator[Fi
 
     files = [(folder, manifest, entry) for folder, manifest in blobs for entry in manifest.files]
     named: set[str | None] = set()
-    with ThreadPoolExecutor(_FILES) as pool:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         for finding in pool.map(check, files):
             if finding and finding.digest not in named:
                 named.add(finding.digest)

@@ -44,7 +44,7 @@ def validation_plots(store: Store, checked: Made) -> list[Path]:
 
 def data_sections(settings: Settings, store: Store, made: DraftRun) -> str:
     """Data, validation, vocabulary and slices; with ``report.show_text`` the beginnings of quarantined samples."""
-    sections = ["## Data", sources(made), *lost(made), *checked(made), *vocabulary(settings, made)]
+    sections = ["## Data", sources(made), *legacy(made), *lost(made), *checked(made), *vocabulary(settings, made)]
     folder = validation_folder(store, made.checked)
     if folder:
         sections += [f"![{text}]({name})" for name, text in PLOTS.items()]
@@ -65,6 +65,15 @@ def sources(made: DraftRun) -> str:
     if len(made.corpora) > len(rows):
         rows.append([f"and {len(made.corpora) - len(rows):,} more", *[""] * 7])
     return markdown_table(["source", "rows", "conversations", "duplicates", "rejects", "forgotten", "samples", "reasons"], rows)
+
+
+def legacy(made: DraftRun) -> list[str]:
+    """What came in with states of its own."""
+    facts = [facts_ref(one, "masks").facts for one in made.legacy]
+    if not facts:
+        return []
+    samples, tokens, held_out = (sum(one[name] for one in facts) for name in ("samples", "tokens", "held_out_samples"))
+    return [f"{samples:,} legacy samples of {tokens:,} tokens came with their states, {held_out:,} of them held out."]
 
 
 def lost(made: DraftRun) -> list[str]:

@@ -1,7 +1,7 @@
 """The pipeline: from prompts and conversations to a judged draft. Plan and run walk this same body."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from artifacts.stage import Made
@@ -12,6 +12,7 @@ from tasks import (
     corpus,
     export,
     hidden_states,
+    legacy,
     synthesis,
     training,
     validation,
@@ -34,6 +35,7 @@ class DraftRun:
     training: Made
     judged: list[Made]
     export: Made
+    legacy: list[Made] = field(default_factory=list)
 
 
 def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
@@ -59,6 +61,8 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     words = run.run(vocabulary.node(settings, shards, target))
     gate_coverage(settings, words)
     states = run.map(hidden_states.nodes(settings, shards, target))
+    taken = run.map(legacy.nodes(settings, hidden_states.layer_ids(settings, target), target, memo, forgotten))
+    shards, states = [*shards, *legacy.shards(taken)], [*states, *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
@@ -70,7 +74,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     for final in (*judged, exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:

@@ -51,9 +51,12 @@ def _set_up_logging(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
     runs = ("prefect.task_runs", "prefect.flow_runs")
-    handler.addFilter(lambda record: record.name == "eyas" or (record.levelno >= logging.WARNING and record.name not in runs))
+    handler.addFilter(
+        lambda record: record.name.split(".")[0] == "eyas" or (record.levelno >= logging.WARNING and record.name not in runs)
+    )
     logging.getLogger().addHandler(handler)
     logging.getLogger("eyas").setLevel(level)
+    logging.getLogger("eyas.reading").setLevel(logging.INFO)  # a plan must not read 600 GB in silence
     logging.raiseExceptions = False  # a stopped run may outlive its ephemeral server
 
 

