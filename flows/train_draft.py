@@ -56,13 +56,13 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
     gate_lost(settings, corpora)
-    gate_sides(settings, corpora)
-    shards = corpus.shards(corpora)
+    taken = run.map(legacy.nodes(settings, hidden_states.layer_ids(settings, target), target, memo, forgotten))
+    gate_sides(settings, [*corpora, *taken])
+    own = corpus.shards(corpora)
+    shards = [*own, *legacy.shards(taken)]
     words = run.run(vocabulary.node(settings, shards, target))
     gate_coverage(settings, words)
-    states = run.map(hidden_states.nodes(settings, shards, target))
-    taken = run.map(legacy.nodes(settings, hidden_states.layer_ids(settings, target), target, memo, forgotten))
-    shards, states = [*shards, *legacy.shards(taken)], [*states, *taken]
+    states = [*run.map(hidden_states.nodes(settings, own, target)), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))

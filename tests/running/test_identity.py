@@ -26,5 +26,5 @@ def test_what_is_remembered_is_not_computed_again(tmp_path: Path) -> None:
     file.write_text("{}")
     os.utime(file, (1, 1))
     memo = FileMemo(tmp_path)
-    assert memo.recall("size", [file], lambda: {"size": 2}) == {"size": 2}
-    assert memo.recall("size", [file], lambda: 1 / 0) == {"size": 2}
+    assert memo.recall("size", [file], lambda told: {"size": 2}) == {"size": 2}
+    assert memo.recall("size", [file], lambda told: 1 / 0) == {"size": 2}
