@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from errors import UserError
+from running.leftovers import leave_nothing_behind
 from running.stopping import stop_on_interrupt
 from running.tables import node_table, summary
 
@@ -39,6 +40,7 @@ def run(settings: Any, parsed: Namespace) -> int:
     )
     from flows.served import train_draft_flow
 
+    leave_nothing_behind()
     stop_on_interrupt()
     with telling_no_server():
         result = train_draft_flow(settings)
