@@ -16,7 +16,7 @@ class FileMemo:
     """Remembers what was computed from files, by real path, device, inode, size and time of change."""
 
     def __init__(self, state: Path) -> None:
-        self._folder = state / "identities"
+        self._folder = state / "remembered"
 
     def recall(self, what: str, files: list[Path], compute: Callable[[], Any]) -> Any:
         """``compute()`` (JSON), or what it gave when the files were the same."""
