@@ -25,7 +25,7 @@ class FileMemo:
     """
 
     def __init__(self, state: Path) -> None:
-        self._folder = state / "identities"
+        self._folder = state / "remembered"
 
     def recall(self, what: str, files: list[Path], compute: Callable[[Told], Any]) -> Any:
         """``compute(told)`` (JSON), or what it gave when the files were the same."""

@@ -8,9 +8,11 @@ from typing import Any
 from artifacts import collect, forgetting
 from artifacts import verify as checking
 from artifacts.lineage import Lineage
+from artifacts.records import Record
 from errors import UserError
 from running.finding import resolve
 from running.host import Host
+from running.mirroring import Mirroring
 from running.progress import ProgressLog
 from running.show import data_of, described, node_of
 from running.tables import table
@@ -130,6 +132,10 @@ def forget(settings: Any, parsed: Namespace) -> int:
         _say_forgetting(found)
         if found.nothing:
             print("nothing in the store holds it any more")
+            if host.mirroring and parsed.yes:  # a command that was killed may have told the mirror less than it did here
+                _tell_mirror(
+                    host, host.mirroring, [r for rs in lineage.makers.values() for r in rs if "rewritten" in r.lineage]
+                )
             return 0
         _say_elsewhere(host, found)
         if host.mirroring:
@@ -158,10 +164,15 @@ def _forget(host: Host, lineage: Lineage, found: forgetting.Forgetting) -> None:
         host.mirroring.forget([*found.copies, *found.blobs, *found.absent])
     rewritten = forgetting.forget(host.store, host.records, lineage, found)
     if host.mirroring:
-        host.mirroring.give_forgotten(host.forgotten)
-        with host.mirroring.giving():
-            for record in rewritten:
-                host.mirroring.offer(record.stage, record.key)
+        _tell_mirror(host, host.mirroring, rewritten)
+
+
+def _tell_mirror(host: Host, mirroring: Mirroring, rewritten: list[Record]) -> None:
+    """Send the list of what is left out, and the records that name copies without it."""
+    mirroring.give_forgotten(host.forgotten)
+    with mirroring.giving():
+        for stage, key in dict.fromkeys((record.stage, record.key) for record in rewritten):
+            mirroring.offer(stage, key)
 
 
 def _say_elsewhere(host: Host, found: forgetting.Forgetting) -> None:

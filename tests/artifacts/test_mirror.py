@@ -70,11 +70,16 @@ def test_blobs_and_records_go_there_and_come_back(mirror: Mirror, tmp_path: Path
     here, other = Store(tmp_path / "here"), Store(tmp_path / "other")
     ref = put(here, b"twelve bytes", b"", os.urandom(70_000))
     assert mirror.there({ref.digest}) == set() and mirror.keys("validation") == set()
+    assert mirror.stages() == []
     assert mirror.send_blob(here, ref.digest) > 70_000
     assert mirror.send_blob(here, ref.digest) == 0, "it is there by its manifest"
     one = record(ref, seconds=2.0)
     mirror.send_record(one)
-    assert mirror.keys("validation") == {one.key} and mirror.there({ref.digest}) == {ref.digest}
+    assert (
+        mirror.stages() == ["validation"]
+        and mirror.keys("validation") == {one.key}
+        and mirror.there({ref.digest}) == {ref.digest}
+    )
     records = Records(tmp_path / "other")
     assert list(mirror.records("validation", [one.key, "no such key"], records)) == [one]
     assert records.get("validation", one.key) == one

@@ -123,3 +123,25 @@ def test_a_mirror_that_cannot_be_read_is_told_and_nothing_is_forgotten(
     assert machine.eyas("forget", "a1", "--yes") == 2
     assert "cannot be read" in capsys.readouterr().err
     assert made.store.has(made.refs["corpus a masks.0"].digest)
+
+
+def test_the_mirror_is_told_again_after_a_kill(
+    one: tuple[Machine, Pipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: Path
+) -> None:
+    """Killed when all is done here and the mirror has not heard of it: typing the command again completes it."""
+    machine, made = one
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("running.mirroring.Mirroring.give_forgotten", kill)
+        machine.eyas("forget", "s1", "--yes")
+    assert not (place / "forgotten.json").exists()
+    assert machine.eyas("forget", "s1", "--yes") == 0
+    two = Machine(tmp_path / "two", f"file://{place}").host
+    assert two.mirroring is not None and two.forgotten.everything == {id_digest("s1")}
+    key = made.keys["synthesis chunk"]
+    ref = two.mirroring.records("synthesis", [key])[key].outputs["conversations"]
+    two.mirroring.bring({ref.digest})
+    assert holders(two.store.folder(ref.digest), b"forgotten_tokens") == {"conversations.jsonl"}

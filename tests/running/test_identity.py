@@ -13,7 +13,7 @@ def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:
     os.utime(file, (1, 1))
     memo, digest = FileMemo(tmp_path), digest_file(file)
     assert memo.digest(file) == digest
-    (remembered,) = (tmp_path / "identities").iterdir()
+    (remembered,) = (tmp_path / "remembered").iterdir()
     data = remembered.read_bytes()
     for position in range(0, len(data), 5):
         for change in (data[:position], data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]):

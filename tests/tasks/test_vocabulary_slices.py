@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kimi_adapters.tensor_file import TensorFile, read_array
+from kimi_adapters.tokenizer import Tokenizer
 from tasks import vocabulary
+from tasks.formats import VOCABULARY
 from tests.tasks.stage_jobs import Bench, Text
 
 
@@ -47,3 +50,17 @@ def test_the_stage_states_it_in_its_facts(bench: Bench, texts: list[Text], cut_v
     assert sum(parts.values()) == sum(sum(text.mask) for text in texts)
     weighted = sum(facts["coverage_by_slice"][name] * parts[name] for name in parts) / sum(parts.values())
     assert abs(weighted - facts["coverage"]) < 1e-4 and 0 < facts["coverage"] < 1
+
+
+def test_held_out_answers_choose_no_token(bench: Bench, cut_verifier: Path) -> None:
+    """A token that held-out answers use most, and train never, is in no vocabulary that has others to take."""
+    train, held_out = Text([7, 30_001, 30_002], [0, 1, 1]), Text([7] + [30_003] * 50, [0] + [1] * 50, "held_out")
+    shard = bench.shard([train, held_out])
+    special = Tokenizer(cut_verifier).special_ids()
+    inputs = {"ids.0": shard.ids, "masks.0": shard.masks, "tokenizer": cut_verifier}
+    made = bench.job(vocabulary.compute, {"size": len(special) + 2, "target_size": 49_152}, inputs)
+    file = TensorFile(bench.store.folder(made["vocabulary"]) / VOCABULARY)
+    chosen = np.flatnonzero(read_array(file, "t2d"))
+    assert set(chosen.tolist()) == {*special, 30_001, 30_002}
+    facts = bench.refs[made["vocabulary"]].facts
+    assert (facts["coverage"], facts["held_out_coverage"]) == (1.0, 0.0)
