@@ -19,6 +19,9 @@ class Recipe:
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
     `max_position_embeddings` must reach the length at which the draft will serve.
+    The draft is that of the step whose replay on up to `replay_samples` held-out samples accepts most; a replay comes
+    every `replay_every_steps` (None: four times in a run; 0: never, the last step's draft is taken) and at the end.
+    After `patience` replays without a better one the run ends.
     The four flags are speculators' own; SGLang honours none but False.
     """
 
@@ -36,6 +39,9 @@ class Recipe:
     noise: float = 0.0
     seed: int = 0
     checkpoint_every_steps: int = 100
+    replay_every_steps: int | None = None
+    replay_samples: int = 16
+    patience: int | None = None
     num_layers: int = 1
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -60,7 +66,7 @@ class Recipe:
         positive = (
             "lr", "epochs", "grad_clip", "pack_tokens", "packs_per_step", "ttt_steps", "ttt_decay", "num_layers",
             "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings",
-            "checkpoint_every_steps",
+            "checkpoint_every_steps", "replay_samples", "patience",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)
@@ -69,6 +75,10 @@ class Recipe:
         for name in ("weight_decay", "noise"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"training.{name} is {getattr(self, name)}; give 0 or more.")
+        if self.replay_every_steps is not None and not self.replay_every_steps >= 0:
+            raise UserError(f"training.replay_every_steps is {self.replay_every_steps}; give 0 for never, or more.")
+        if self.replay_every_steps == 0 and self.patience is not None:
+            raise UserError("training.patience counts replays and training.replay_every_steps is 0; leave one of them empty.")
         if not 0 <= self.warmup_ratio <= 1:
             raise UserError(f"training.warmup_ratio is {self.warmup_ratio}; give a share between 0 and 1.")
         if self.scheduler not in SCHEDULERS:

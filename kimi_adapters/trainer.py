@@ -24,13 +24,28 @@ from torch import Tensor
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from errors import UserError
+from kimi_adapters.checkpoint_choice import BestSoFar, CheckpointChoice
 from kimi_adapters.config import TextConfig
-from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_shape, trainable_state
+from kimi_adapters.draft import (
+    VerifierRows,
+    build_draft,
+    copy_tensors,
+    draft_config,
+    draft_shape,
+    trainable_state,
+)
 from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import Batch, PackedShards, Piece
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.training_checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
+from kimi_adapters.training_checkpoint import (
+    TrainingCheckpoint,
+    json_state,
+    load_checkpoint,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
 from kimi_adapters.training_choices import SUPERVISED_ROWS, choose
 from kimi_adapters.ttt import ttt_loss
 
@@ -40,17 +55,22 @@ Curves = list[dict[str, float]]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """`model` in evaluation mode, on its device. `initial`: the trainable tensors before the first step, on CPU.
+    """`model`: the draft of `best_step`, in evaluation mode, on its device. `initial`: the trainable tensors before the
+    first step, on CPU.
 
     `curves`: a dict a step: step (from 1), epoch, lr, loss, grad_norm, acc_0 … (share of supervised tokens whose chain
-    was right up to that step, within the draft vocabulary), tokens (supervised). `choices`: what was decided by the
-    device's capability.
+    was right up to that step, within the draft vocabulary), tokens (supervised), tokens_per_s (all but padding, without
+    the time of replays), and, where a replay followed the step, replayed_length. `choices`: what was decided by the
+    device's capability. `replayed_length`: that of `best_step`; None where nothing was replayed, and the last step is it.
     """
 
     model: Eagle3DraftModel
     initial: dict[str, Tensor]
     curves: Curves
     choices: dict[str, str]
+    best_step: int
+    replayed_length: float | None
+    replayed_samples: int
 
 
 def train(
@@ -77,7 +97,17 @@ def train(
     model = build_draft(config, rows, vocabulary, recipe.seed, parent)
     trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices)
     trainer.run_training()
-    return TrainResult(model.eval(), trainer.initial, trainer.curves, choices)
+    best = trainer.choice.best
+    copy_tensors(model, best.tensors, "The best step")
+    return TrainResult(
+        model.eval(),
+        trainer.initial,
+        trainer.curves,
+        choices,
+        best_step=best.step or trainer.global_step,
+        replayed_length=best.length if best.step else None,
+        replayed_samples=len(trainer.choice.held_out.samples),
+    )
 
 
 class EpochPacks:
@@ -117,6 +147,7 @@ class DraftTrainer(Trainer):
         self.loss_config: LossConfig = resolve_loss_config(recipe.loss, self.choices["loss"])
         self.curves: Curves = []
         self.global_step = 0
+        self.choice = CheckpointChoice(recipe, data, self.total_steps)
         config = TrainerConfig(
             lr=recipe.lr,
             num_epochs=recipe.epochs,
@@ -167,7 +198,7 @@ class DraftTrainer(Trainer):
             self._restore(optimizer, self.resumed)
 
     def run_training(self) -> None:
-        """All epochs from where the run stands; a checkpoint is left at the end too."""
+        """All epochs from where the run stands, or until patience ends; a checkpoint is left at the end too."""
         self.model.train()
         done = 0
         for epoch, steps in enumerate(self.steps_by_epoch):
@@ -180,22 +211,27 @@ class DraftTrainer(Trainer):
         for number, packs in enumerate(self.packs.steps(epoch)):
             if number < skip:
                 continue
+            if self.choice.over:
+                return
             started = time.monotonic()
             batches = (self.data.load(pack, (epoch, number, i)) for i, pack in enumerate(packs))
             entry = {"step": self.global_step + 1, "epoch": epoch, **self._step(batches, len(packs))}
             self.global_step += 1
+            seconds = time.monotonic() - started
+            entry["tokens_per_s"] = sum(len(piece) for pack in packs for piece in pack) / seconds
             self.curves.append(entry)
-            self.progress({**entry, "total_steps": self.total_steps, "seconds": time.monotonic() - started})
+            if self.choice.due(self.global_step):
+                entry["replayed_length"] = self.choice.judge(self.global_step, self.model, self.trainable)
+            self.progress({**entry, "total_steps": self.total_steps, "seconds": seconds})
             self.maybe_save_checkpoint(epoch)
 
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
         """Saves at every `checkpoint_every_steps` and at the end."""
-        if self.global_step % self.recipe.checkpoint_every_steps and self.global_step != self.total_steps:
+        last = self.global_step == self.total_steps or self.choice.over
+        if self.global_step % self.recipe.checkpoint_every_steps and not last:
             return
-        moments = self.optimizers[0].state
         tensors = {f"weight.{name}": parameter for name, parameter in self.trainable.items()}
-        for name, parameter in self.trainable.items():
-            tensors |= {f"{key}.{name}": moments[parameter][key] for key in ("exp_avg", "exp_avg_sq", "step")}
+        tensors |= optimizer_tensors(self.optimizers[0], self.trainable) | self.choice.best.stored()
         tensors["rng"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -204,8 +240,9 @@ class DraftTrainer(Trainer):
             "epoch": epoch,
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "curves": self.curves,
+            "best": self.choice.best.state(),
         }
-        save_checkpoint(self.checkpoint_dir, self.global_step, tensors, _json_state(state))
+        save_checkpoint(self.checkpoint_dir, self.global_step, tensors, json_state(state))
 
     def _step(self, batches: Iterator[Batch], count: int) -> dict[str, float]:
         """One optimizer step over `count` packs: its entry of the curves. UserError: a loss that is not finite."""
@@ -246,14 +283,10 @@ class DraftTrainer(Trainer):
         return loss, metrics
 
     def _restore(self, optimizer: torch.optim.Optimizer, checkpoint: TrainingCheckpoint) -> None:
-        """Optimizer, schedule, random state and curves of the checkpoint; the step counts on from there."""
+        """Optimizer, schedule, random state, curves and the best so far; the step counts on from there."""
         tensors, state = checkpoint.tensors, checkpoint.state
-        saved = optimizer.state_dict()
-        saved["state"] = {
-            number: {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-            for number, name in enumerate(self.trainable)
-        }
-        optimizer.load_state_dict(saved)
+        restore_optimizer(optimizer, self.trainable, tensors)
+        self.choice.best = BestSoFar.restored(state["best"], tensors)
         for scheduler, values in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(values)
             for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
@@ -272,10 +305,3 @@ class DraftTrainer(Trainer):
         for tensor in self.initial.values():
             digest.update(tensor.numpy().data)
         return digest.hexdigest()
-
-
-def _json_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Schedulers carry their lambdas (None where they are functions) and a private flag or two; JSON values stay."""
-    kept = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
-    schedulers = [{name: values[name] for name in kept if name in values} for values in state["schedulers"]]
-    return {**state, "schedulers": schedulers}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from errors import UserError
@@ -18,6 +19,7 @@ from kimi_adapters.torch_file import read_tensors, write_tensors
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})\.safetensors$")
 _STATE = "training_state"
+_ADAMW = ("exp_avg", "exp_avg_sq", "step")
 logger = logging.getLogger(__name__)
 
 
@@ -61,6 +63,25 @@ def load_checkpoint(directory: Path) -> TrainingCheckpoint | None:
         except (UserError, KeyError, ValueError) as error:
             logger.warning("checkpoint %s is passed over: %s", path, error)
     return None
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, trainable: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """AdamW's state of the trained tensors by name, its step counter too."""
+    return {f"{key}.{name}": optimizer.state[tensor][key] for name, tensor in trainable.items() for key in _ADAMW}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, trainable: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Puts back what `optimizer_tensors` gave. `trainable` in the optimizer's order."""
+    saved = optimizer.state_dict()
+    saved["state"] = {number: {key: stored[f"{key}.{name}"] for key in _ADAMW} for number, name in enumerate(trainable)}
+    optimizer.load_state_dict(saved)
+
+
+def json_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Schedulers carry their lambdas (None where they are functions) and a private flag or two; JSON values stay."""
+    kept = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
+    schedulers = [{name: values[name] for name in kept if name in values} for values in state["schedulers"]]
+    return {**state, "schedulers": schedulers}
 
 
 def _steps(directory: Path) -> list[int]:

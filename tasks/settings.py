@@ -105,6 +105,14 @@ class TrainingSettings(Section):
     noise: float = Field(0.0, ge=0, description="Half-width of uniform noise on the auxiliary states; train split only")
     seed: int = 0
     checkpoint_every_steps: int = Field(50, gt=0)
+    replay_every_steps: int | None = Field(
+        None,
+        ge=0,
+        description="Steps between replays on held-out samples, by which the draft is chosen; empty: a quarter "
+        "of the run; 0: the last step's draft is taken",
+    )
+    replay_samples: int = Field(16, gt=0, description="Held-out samples of such a replay")
+    patience: int | None = Field(None, gt=0, description="Replays without a better one after which training ends; empty: never")
     num_layers: int = Field(1, gt=0)
     num_heads: int | None = None
     num_kv_heads: int | None = None

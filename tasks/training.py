@@ -1,6 +1,5 @@
 """Training: states, masks and a recipe become a draft. Resumes from its last checkpoint after a crash."""
 
-import json
 from typing import Any
 
 from artifacts.stage import Made, Node, Stage
@@ -31,7 +30,10 @@ def node(settings: Settings, shards: list[Shard], states: list[Made], checked: M
 
 
 def compute(job: Job) -> None:
-    """Train; outputs: ``draft`` (speculators format), ``start`` (the trainable tensors before the first step), ``curves``."""
+    """Train; outputs: ``draft`` (speculators format), ``start`` (the trainable tensors before the first step), ``curves``.
+
+    The draft is that of the step whose replay on held-out samples accepted most.
+    """
     import torch
 
     from kimi_adapters.draft import save_draft, verifier_rows
@@ -41,6 +43,7 @@ def compute(job: Job) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
+    from tasks.curves import curves_parquet
     from tasks.shard_files import left_out, shard_files
 
     torch.set_num_threads(job.threads)
@@ -77,11 +80,14 @@ def compute(job: Job) -> None:
     save_draft(result.model, draft.open)
     with start.open(START) as file:
         write_tensors(file, result.initial)
-    curves.write(CURVES, json.dumps(result.curves).encode())
+    curves.write(CURVES, curves_parquet(result.curves))
     tail = [entry["loss"] for entry in result.curves[-20:]]
     loss = round(sum(tail) / len(tail), 6)
     supervised = int(sum(entry["tokens"] for entry in result.curves))
     trained = sum(len(piece) for piece in data.pieces) * recipe.epochs
+    replayed = {}
+    if result.replayed_length is not None:
+        replayed = {"replayed_length": round(result.replayed_length, 4), "replayed_samples": result.replayed_samples}
     job.finish(
         {
             "draft": draft.seal(
@@ -89,8 +95,10 @@ def compute(job: Job) -> None:
                 draft_vocab_size=vocabulary.size,
                 layer_ids=layers,
                 steps=len(result.curves),
+                best_step=result.best_step,
                 loss=loss,
                 choices=result.choices,
+                **replayed,
             ),
             "start": start.seal(seed=recipe.seed),
             "curves": curves.seal(steps=len(result.curves), tokens=supervised, loss=loss),
