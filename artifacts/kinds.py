@@ -79,6 +79,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_ids": _LIST,
         "steps": _INT,
         "best_step": _INT,
+        "continued_at": _INT,
         "replayed_length": _FLOAT,
         "replayed_samples": _INT,
         "loss": _FLOAT,

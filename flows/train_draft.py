@@ -61,7 +61,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     gate_quarantine(settings, checked)
     words = run.run(vocabulary.node(settings, shards, target))
     gate_coverage(settings, words)
-    draft = run.run(training.node(settings, shards, states, checked, words, target))
+    draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
     *judged, exported = run.map(
         [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]
     )

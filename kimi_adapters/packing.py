@@ -32,7 +32,7 @@ class ShardFiles:
 
 @dataclass(frozen=True)
 class Piece:
-    """Indices `start` to `stop` (of T - 1) of one sample; the first `unsupervised` of them carry no loss."""
+    """Indices `start` to `stop` (of T - 1) of one sample; the first `unsupervised` carry no loss, `supervised` others do."""
 
     shard: int
     sample: int
@@ -40,6 +40,7 @@ class Piece:
     start: int
     stop: int
     unsupervised: int
+    supervised: int
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -192,4 +193,4 @@ class PackedShards:
             stop = min(start + self.pack_tokens, length)
             supervised = shard.loss_mask[first_token + 1 + start + overlap : first_token + 1 + stop]
             if supervised.any():
-                yield Piece(number, sample, first_token, start, stop, overlap)
+                yield Piece(number, sample, first_token, start, stop, overlap, int(supervised.sum()))

@@ -7,6 +7,7 @@ from typing import Any, Self
 from errors import UserError
 
 SCHEDULERS = ("cosine", "linear", "none")
+WARMUP = 0.02
 LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
 
@@ -15,7 +16,9 @@ class Recipe:
     """How a draft is shaped and trained. A shape that is None follows the verifier (`draft.draft_config`);
     where `num_heads` alone is given, there are as many key-value heads.
 
-    One optimizer step takes `packs_per_step` packs of `pack_tokens` tokens, whatever the number of devices.
+    One optimizer step takes `packs_per_step` packs of `pack_tokens` tokens, whatever the number of devices; each
+    supervised token of the step weighs the same. The learning rate rises over the first `warmup_ratio` of the steps
+    (None: 0.02; with the scheduler none it never moves).
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
     `max_position_embeddings` must reach the length at which the draft will serve.
@@ -28,7 +31,7 @@ class Recipe:
     lr: float = 1e-3
     epochs: int = 5
     scheduler: str = "cosine"
-    warmup_ratio: float = 0.02
+    warmup_ratio: float | None = None
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     pack_tokens: int = 256
@@ -79,23 +82,32 @@ class Recipe:
             raise UserError(f"training.replay_every_steps is {self.replay_every_steps}; give 0 for never, or more.")
         if self.replay_every_steps == 0 and self.patience is not None:
             raise UserError("training.patience counts replays and training.replay_every_steps is 0; leave one of them empty.")
-        if not 0 <= self.warmup_ratio <= 1:
+        if not 0 <= self.warmup <= 1:
             raise UserError(f"training.warmup_ratio is {self.warmup_ratio}; give a share between 0 and 1.")
         if self.scheduler not in SCHEDULERS:
             raise UserError(f"training.scheduler is {self.scheduler!r}; choose {', '.join(SCHEDULERS)}.")
         if self.loss not in LOSSES:
             raise UserError(f"training.loss is {self.loss!r}; choose {', '.join(LOSSES)}.")
+        if self.scheduler == "none" and self.warmup > 0:
+            raise UserError("training.warmup_ratio needs a scheduler and training.scheduler is none; leave one of them empty.")
         if self.norm_before_fc and self.fc_norm:
             raise UserError("training.norm_before_fc and training.fc_norm exclude each other; choose one.")
         if self.pack_tokens <= 2 * self.ttt_steps:
             raise UserError(f"training.pack_tokens is {self.pack_tokens}, too short for {self.ttt_steps} TTT steps; raise it.")
 
+    @property
+    def warmup(self) -> float:
+        """The share of the steps over which the learning rate rises."""
+        if self.warmup_ratio is None:
+            return 0.0 if self.scheduler == "none" else WARMUP
+        return self.warmup_ratio
+
 
 def _typed(name: str, kind: Any, value: Any) -> Any:
     """`value` as the field's type; an int is taken where a float is wanted, a bool never for a number."""
-    if value is None and kind == int | None:
+    wanted = {int | None: int, float | None: float}.get(kind, kind)
+    if value is None and wanted is not kind:
         return None
-    wanted = int if kind == int | None else kind
     accepted = (int, float) if wanted is float else wanted
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
         raise UserError(f"training.{name} is {value!r}; give {wanted.__name__}.")

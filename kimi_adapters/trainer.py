@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from kimi_adapters.packing import Batch, PackedShards, Piece
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.training_checkpoint import (
     TrainingCheckpoint,
+    continued_checkpoint,
     json_state,
     load_checkpoint,
     optimizer_tensors,
@@ -47,7 +48,7 @@ from kimi_adapters.training_checkpoint import (
     save_checkpoint,
 )
 from kimi_adapters.training_choices import SUPERVISED_ROWS, choose
-from kimi_adapters.ttt import ttt_loss
+from kimi_adapters.ttt import EPSILON, ttt_loss
 
 Progress = Callable[[dict[str, Any]], None]
 Curves = list[dict[str, float]]
@@ -61,7 +62,8 @@ class TrainResult:
     `curves`: a dict a step: step (from 1), epoch, lr, loss, grad_norm, acc_0 … (share of supervised tokens whose chain
     was right up to that step, within the draft vocabulary), tokens (supervised), tokens_per_s (all but padding, without
     the time of replays), and, where a replay followed the step, replayed_length. `choices`: what was decided by the
-    device's capability. `replayed_length`: that of `best_step`; None where nothing was replayed, and the last step is it.
+    device's capability. `replayed_length`: that of `best_step`; None where nothing was replayed, and the last step is
+    it. `continued_at`: the step of the other training's checkpoint that this one went on from.
     """
 
     model: Eagle3DraftModel
@@ -71,6 +73,7 @@ class TrainResult:
     best_step: int
     replayed_length: float | None
     replayed_samples: int
+    continued_at: int | None = None
 
 
 def train(
@@ -84,8 +87,12 @@ def train(
     device: torch.device | str = "cpu",
     parent: Mapping[str, Tensor] | None = None,
     verifier_name: str | None = None,
+    continue_from: Path | None = None,
 ) -> TrainResult:
     """Trains a draft from the recipe, or goes on from the newest checkpoint in `checkpoint_dir`.
+
+    Where that has none, `continue_from` is the checkpoint to go on from, that of other code, recipe or data: weights,
+    optimizer, random state and step count are its own, the learning rate is this recipe's at that step.
 
     `progress` gets {step, total_steps, and the step's entry of the curves} after every step. `parent` holds the
     tensors of a draft to start from. UserError: shapes that do not fit, states or a loss that are not finite, a
@@ -95,7 +102,7 @@ def train(
     choices = choose(recipe, device)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name)
     model = build_draft(config, rows, vocabulary, recipe.seed, parent)
-    trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices)
+    trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices, continue_from)
     trainer.run_training()
     best = trainer.choice.best
     copy_tensors(model, best.tensors, "The best step")
@@ -107,6 +114,7 @@ def train(
         best_step=best.step or trainer.global_step,
         replayed_length=best.length if best.step else None,
         replayed_samples=len(trainer.choice.held_out.samples),
+        continued_at=trainer.continued_at,
     )
 
 
@@ -125,6 +133,15 @@ class EpochPacks:
         return len(self.steps(0))
 
 
+def shares(packs: Sequence[Sequence[Piece]]) -> list[float]:
+    """What each pack's loss weighs in a step, so that their sum is the loss of all their documents in one pack.
+
+    A pack's loss divides its tokens' sum by their count plus EPSILON; the step's divides by the count over all packs.
+    """
+    counts = [sum(piece.supervised for piece in pack) for pack in packs]
+    return [(count + EPSILON) / (sum(counts) + EPSILON) for count in counts]
+
+
 class DraftTrainer(Trainer):
     """Runs a recipe over packs. `curves` grows by a step; `initial` holds the trainable tensors before any."""
 
@@ -137,10 +154,12 @@ class DraftTrainer(Trainer):
         progress: Progress,
         device: torch.device,
         choices: Mapping[str, str],
+        continue_from: Path | None = None,
     ):
         self.recipe, self.data, self.device, self.progress = recipe, data, device, progress
         self.choices = dict(choices)
-        self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_dir, self.continue_from = checkpoint_dir, continue_from
+        self.continued_at: int | None = None
         self.packs = EpochPacks(data, recipe.packs_per_step)
         self.steps_by_epoch = [len(self.packs.steps(epoch)) for epoch in range(recipe.epochs)]
         self.total_steps = sum(self.steps_by_epoch)
@@ -170,6 +189,11 @@ class DraftTrainer(Trainer):
             raise UserError(
                 f"{self.checkpoint_dir} holds checkpoints of another recipe, start or data; give an empty directory."
             )
+        if self.resumed:
+            self.continued_at = self.resumed.state["continued_at"]
+        elif self.continue_from:
+            self.resumed = continued_checkpoint(self.continue_from, self.initial, self.total_steps)
+            self.continued_at = self.resumed.step
 
     def setup_model(self) -> None:
         """Moves the model to the device; its tensors become the checkpoint's, where there is one."""
@@ -187,7 +211,7 @@ class DraftTrainer(Trainer):
         """AdamW over the trained tensors and a schedule that counts steps, both as the checkpoint has them."""
         recipe = self.recipe
         optimizer = torch.optim.AdamW(self.trainable.values(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
-        warmup = int(self.total_steps * recipe.warmup_ratio)
+        warmup = int(self.total_steps * recipe.warmup)
         self.optimizers = [optimizer]
         self.schedulers = []
         if recipe.scheduler == "cosine":
@@ -215,7 +239,7 @@ class DraftTrainer(Trainer):
                 return
             started = time.monotonic()
             batches = (self.data.load(pack, (epoch, number, i)) for i, pack in enumerate(packs))
-            entry = {"step": self.global_step + 1, "epoch": epoch, **self._step(batches, len(packs))}
+            entry = {"step": self.global_step + 1, "epoch": epoch, **self._step(batches, shares(packs))}
             self.global_step += 1
             seconds = time.monotonic() - started
             entry["tokens_per_s"] = sum(len(piece) for pack in packs for piece in pack) / seconds
@@ -241,29 +265,30 @@ class DraftTrainer(Trainer):
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "curves": self.curves,
             "best": self.choice.best.state(),
+            "continued_at": self.continued_at,
         }
         save_checkpoint(self.checkpoint_dir, self.global_step, tensors, json_state(state))
 
-    def _step(self, batches: Iterator[Batch], count: int) -> dict[str, float]:
-        """One optimizer step over `count` packs: its entry of the curves. UserError: a loss that is not finite."""
+    def _step(self, batches: Iterator[Batch], shares: list[float]) -> dict[str, float]:
+        """One optimizer step over packs of these shares: its entry of the curves. UserError: a loss that is not finite."""
         self._optimizers_zero_grad()
         sums: dict[str, float] = {}
-        for batch in batches:
+        for batch, share in zip(batches, shares, strict=True):
             loss, metrics = self._loss({name: value.to(self.device) for name, value in batch.items()})
-            (loss / count).backward()
-            values = {"loss": loss.detach(), **metrics}
+            (loss * share).backward()
+            values = {"loss": loss.detach() * share, **metrics}
             numbers = torch.stack([value.float() for value in values.values()]).tolist()  # one wait for the device
             sums = {name: sums.get(name, 0.0) + number for name, number in zip(values, numbers, strict=True)}
         norm = float(torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.recipe.grad_clip))
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
             raise UserError(
                 f"The training loss or its gradient is not finite at step {self.global_step + 1} (loss "
-                f"{sums['loss'] / count}, gradient norm {norm}); lower training.lr or set training.norm_before_fc."
+                f"{sums['loss']}, gradient norm {norm}); lower training.lr or set training.norm_before_fc."
             )
         self._optimizers_step()
         lr = self.optimizers[0].param_groups[0]["lr"]
         self._schedulers_step()
-        entry = {"lr": lr, "loss": sums["loss"] / count, "grad_norm": norm, "tokens": sums["full_acc_0_total"]}
+        entry = {"lr": lr, "loss": sums["loss"], "grad_norm": norm, "tokens": sums["full_acc_0_total"]}
         for step in range(self.recipe.ttt_steps):
             entry[f"acc_{step}"] = sums[f"full_acc_{step}_sum"] / max(sums[f"full_acc_{step}_total"], 1.0)
         return entry
@@ -286,16 +311,25 @@ class DraftTrainer(Trainer):
         """Optimizer, schedule, random state, curves and the best so far; the step counts on from there."""
         tensors, state = checkpoint.tensors, checkpoint.state
         restore_optimizer(optimizer, self.trainable, tensors)
-        self.choice.best = BestSoFar.restored(state["best"], tensors)
-        for scheduler, values in zip(self.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(values)
+        self.global_step, self.curves = checkpoint.step, list(state["curves"])
+        torch.set_rng_state(tensors["rng"])
+        if "rng.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        best = BestSoFar.restored(state.get("best", {}), tensors)
+        if state["identity"] == self.identity:
+            self.choice.best = best
+            for scheduler, values in zip(self.schedulers, state["schedulers"], strict=True):
+                scheduler.load_state_dict(values)
+        else:
+            self.choice.judge_again(best, self.model, self.curves)
+            for scheduler in self.schedulers:  # another recipe's rates are not this one's
+                scheduler.last_epoch = self.global_step
+                scheduler._last_lr = [
+                    base * rate(self.global_step) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+                ]
+        for scheduler in self.schedulers:
             for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = lr
-        torch.set_rng_state(tensors["rng"])
-        if "rng.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
-        self.global_step = checkpoint.step
-        self.curves = list(state["curves"])
 
     def _identity(self) -> str:
         """A digest of the recipe, of how the data is cut, and of the start: what a checkpoint belongs to."""

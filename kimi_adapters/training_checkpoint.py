@@ -58,11 +58,42 @@ def load_checkpoint(directory: Path) -> TrainingCheckpoint | None:
     for step in reversed(_steps(directory)):
         path = directory / f"step-{step:08d}.safetensors"
         try:
-            with TensorFile(path) as file:
-                return TrainingCheckpoint(step, read_tensors(file), json.loads(file.metadata[_STATE]))
+            return read_checkpoint(path)
         except (UserError, KeyError, ValueError) as error:
             logger.warning("checkpoint %s is passed over: %s", path, error)
     return None
+
+
+def read_checkpoint(path: Path) -> TrainingCheckpoint:
+    """One checkpoint. UserError, KeyError or ValueError where it is none."""
+    found = _NAME.search(path.name)
+    if found is None:
+        raise ValueError(f"{path.name} is no name of a checkpoint")
+    with TensorFile(path) as file:
+        return TrainingCheckpoint(int(found[1]), read_tensors(file), json.loads(file.metadata[_STATE]))
+
+
+def continued_checkpoint(path: Path, trainable: Mapping[str, Tensor], total_steps: int) -> TrainingCheckpoint:
+    """The checkpoint of another training that this one goes on from, whatever code and recipe wrote it.
+
+    UserError: it cannot be read, its tensors are others than `trainable`'s, or it is past `total_steps`.
+    """
+    try:
+        checkpoint = read_checkpoint(path)
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{path} is no training checkpoint that can be read ({error}); correct training.continue_from."
+        ) from None
+    stored = {name: value.shape for name, value in checkpoint.tensors.items()}
+    if differing := [name for name, value in trainable.items() if stored.get(f"weight.{name}") != value.shape]:
+        raise UserError(
+            f"{path} holds a draft of another shape (it differs in {differing[0]}); give training the shape that it began with."
+        )
+    if checkpoint.step >= total_steps:
+        raise UserError(
+            f"{path} stands after {checkpoint.step} steps and this training takes {total_steps}; raise training.epochs."
+        )
+    return checkpoint
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, trainable: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,8 +1,10 @@
 """Training: states, masks and a recipe become a draft. Resumes from its last checkpoint after a crash."""
 
+from pathlib import Path
 from typing import Any
 
-from artifacts.stage import Made, Node, Stage
+from artifacts.stage import Input, Made, Node, Stage
+from errors import UserError
 from running.job import Job
 from tasks.formats import CURVES, START, VOCABULARY
 from tasks.handles import Shard, Verifier
@@ -18,15 +20,36 @@ STAGE = Stage(
 )
 
 
-def node(settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier) -> Node:
-    """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine."""
+def node(
+    settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier, memo: Any
+) -> Node:
+    """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine.
+
+    A checkpoint to go on from is an input like any other: by its content in the key, by its path in the lineage.
+    """
     inputs = {"verifier": verifier.input("embed", "norm", "lm_head", "numbers")}
     inputs |= {"quarantine": checked.input("quarantine"), "vocabulary": words.input("vocabulary")}
     for i, (shard, made) in enumerate(zip(shards, states, strict=True)):
         inputs |= {f"ids.{i}": shard.ids, f"masks.{i}": shard.masks, f"states.{i}": made.input("states")}
+    if settings.training.continue_from:
+        path = _newest_checkpoint(Path(settings.store.state), settings.training.continue_from)
+        inputs["continued"] = Input(memo.digest(path), path=str(path))
     tokens = sum(shard.tokens for shard in shards) * settings.training.epochs
     layers = states[0].node.settings["layer_ids"] if states else []
-    return Node(STAGE, "", {**settings.training.model_dump(), "layer_ids": layers}, inputs, tokens=tokens)
+    recipe = settings.training.model_dump(exclude={"continue_from"})
+    return Node(STAGE, "", {**recipe, "layer_ids": layers}, inputs, tokens=tokens)
+
+
+def _newest_checkpoint(state: Path, key: str) -> Path:
+    """The newest checkpoint under a key, or its beginning; ``UserError`` where no training of that key was cut short."""
+    folders = sorted((state.absolute() / "work").glob(f"{key}*/checkpoints"))
+    found = sorted(folders[0].glob("step-*.safetensors")) if len(folders) == 1 else []
+    if not found:
+        keys = (
+            f"{len(folders)} keys begin so" if len(folders) > 1 else "no training of that key was cut short after a checkpoint"
+        )
+        raise UserError(f"training.continue_from is {key}, and under {state.absolute() / 'work'} {keys}: correct the key")
+    return found[-1]
 
 
 def compute(job: Job) -> None:
@@ -75,6 +98,7 @@ def compute(job: Job) -> None:
         job.scratch / "checkpoints",
         progress,
         job.device,
+        continue_from=job.paths.get("continued"),
     )
     draft, start, curves = job.writer("draft"), job.writer("draft_start"), job.writer("curves")
     save_draft(result.model, draft.open)
@@ -85,9 +109,11 @@ def compute(job: Job) -> None:
     loss = round(sum(tail) / len(tail), 6)
     supervised = int(sum(entry["tokens"] for entry in result.curves))
     trained = sum(len(piece) for piece in data.pieces) * recipe.epochs
-    replayed = {}
+    replayed: dict[str, float] = {}
     if result.replayed_length is not None:
         replayed = {"replayed_length": round(result.replayed_length, 4), "replayed_samples": result.replayed_samples}
+    if result.continued_at is not None:
+        replayed["continued_at"] = result.continued_at
     job.finish(
         {
             "draft": draft.seal(
