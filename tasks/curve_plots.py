@@ -22,8 +22,8 @@ def training_plot(curves: Columns, best_step: int) -> bytes:
     _smooth(axes[1][2], curves, "tokens_per_s", "tokens a second")
     for one in axes[1]:
         one.set_xlabel("step")
-    for one in axes.flat:
-        one.set_ylim(bottom=1 if one is axes[0][2] else 0)
+    for one in (*axes[0][:2], *axes[1]):
+        one.set_ylim(bottom=0)
     return png(figure)
 
 
@@ -46,6 +46,7 @@ def _replayed(axes: Any, curves: Columns, best_step: int) -> None:
     axes.plot(*zip(*found, strict=True), color=BLUE, marker="o", markersize=4)
     best = [(step, length) for step, length in found if step == best_step]
     axes.plot(*zip(*best, strict=True), color=RED, marker="o", linestyle="none", label=f"the draft, step {best_step}")
+    axes.set_ylim(bottom=1)  # no length is shorter
     axes.legend(frameon=False, fontsize=8)
 
 
