@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from kimi_adapters.draft import (
 )
 from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.draft_vocabulary import DraftVocabulary
-from kimi_adapters.packing import Batch, PackedShards, Piece
+from kimi_adapters.epoch_packs import EpochPacks, shares
+from kimi_adapters.packing import Batch, PackedShards
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.training_checkpoint import (
     TrainingCheckpoint,
@@ -48,7 +49,7 @@ from kimi_adapters.training_checkpoint import (
     save_checkpoint,
 )
 from kimi_adapters.training_choices import SUPERVISED_ROWS, choose
-from kimi_adapters.ttt import EPSILON, ttt_loss
+from kimi_adapters.ttt import ttt_loss
 
 Progress = Callable[[dict[str, Any]], None]
 Curves = list[dict[str, float]]
@@ -116,30 +117,6 @@ def train(
         replayed_samples=len(trainer.choice.held_out.samples),
         continued_at=trainer.continued_at,
     )
-
-
-class EpochPacks:
-    """speculators' `train_loader`: its length is that of epoch 0 (they may differ by a pack)."""
-
-    def __init__(self, data: PackedShards, packs_per_step: int):
-        self.data, self.packs_per_step = data, packs_per_step
-
-    def steps(self, epoch: int) -> list[list[list[Piece]]]:
-        """The packs of each optimizer step of an epoch."""
-        packs = self.data.packs(epoch)
-        return [packs[i : i + self.packs_per_step] for i in range(0, len(packs), self.packs_per_step)]
-
-    def __len__(self) -> int:
-        return len(self.steps(0))
-
-
-def shares(packs: Sequence[Sequence[Piece]]) -> list[float]:
-    """What each pack's loss weighs in a step, so that their sum is the loss of all their documents in one pack.
-
-    A pack's loss divides its tokens' sum by their count plus EPSILON; the step's divides by the count over all packs.
-    """
-    counts = [sum(piece.supervised for piece in pack) for pack in packs]
-    return [(count + EPSILON) / (sum(counts) + EPSILON) for count in counts]
 
 
 class DraftTrainer(Trainer):
