@@ -7,6 +7,7 @@ from typing import Any
 
 from artifacts.store import Store
 from flows.report_data import data_sections, facts_ref, validation_plots
+from flows.report_training import draw_curves, training_section
 from flows.train_draft import DraftRun
 from running.tables import STAGE_HEADER, stage_rows
 from running.walk import Step
@@ -19,13 +20,16 @@ def write_report(settings: Settings, store: Store, steps: list[Step], made: Draf
     """The report's path (``report.md`` with its plots beside it) and its markdown for Prefect, plots inside."""
     folder = run_folder.parent.parent / "reports" / run_folder.name
     folder.mkdir(parents=True)
+    curves = draw_curves(store, made, folder)
     plots = [plot_of(store, made), *validation_plots(store, made.checked)]
-    sections = [acceptance(made), f"![accepted by position]({PLOT})", data_sections(settings, store, made)]
+    sections = [acceptance(made), f"![accepted by position]({PLOT})", training_section(made, curves)]
+    sections.append(data_sections(settings, store, made))
     sections += [f"## What ran\n\n{markdown_table(STAGE_HEADER, stage_rows(steps))}", lineage(store, made)]
     text = f"# Draft `{settings.name}` for {made.verifier.name}\n\n" + "\n\n".join(sections) + "\n"
     (folder / "report.md").write_text(text)
     for plot in plots:
         shutil.copy2(plot, folder / plot.name)
+    for plot in [*plots, *([curves] if curves else [])]:
         encoded = base64.b64encode(plot.read_bytes()).decode()
         text = text.replace(f"]({plot.name})", f"](data:image/png;base64,{encoded})")
     return folder / "report.md", text

@@ -67,7 +67,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
-    draft = run.run(training.node(settings, shards, states, checked, words, target))
+    draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
     *judged, exported = run.map(
         [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]
     )

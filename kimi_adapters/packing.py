@@ -32,7 +32,7 @@ class ShardFiles:
 
 @dataclass(frozen=True)
 class Piece:
-    """Indices `start` to `stop` (of T - 1) of one sample; the first `unsupervised` of them carry no loss."""
+    """Indices `start` to `stop` (of T - 1) of one sample; the first `unsupervised` carry no loss, `supervised` others do."""
 
     shard: int
     sample: int
@@ -40,6 +40,7 @@ class Piece:
     start: int
     stop: int
     unsupervised: int
+    supervised: int
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -101,23 +102,23 @@ class PackedShards:
         self.pack_tokens, self.ttt_steps = pack_tokens, ttt_steps
         self.seed, self.noise = seed, noise
         self.layer_ids = list(layer_ids)
-        self._shards = [Shard(files, layer_ids) for files in shards]
-        excluded = quarantine or {}
+        self.shards = [Shard(files, layer_ids) for files in shards]
+        self.left_out = excluded = quarantine or {}
         self.pieces = [
             piece
-            for number, shard in enumerate(self._shards)
+            for number, shard in enumerate(self.shards)
             for sample, its_side in enumerate(shard.sides)
             if its_side == side and sample not in excluded.get(number, ())
             for piece in self._cut(number, sample)
         ]
         if not self.pieces:
-            samples = sum(len(shard.sides) for shard in self._shards)
+            samples = sum(len(shard.sides) for shard in self.shards)
             left_out = sum(len(numbers) for numbers in excluded.values())
             raise UserError(
                 f"None of the {samples} samples in {len(shards)} shards ({left_out} quarantined) is on the {side} "
                 "side with a supervised token; check the corpus, its masks and the held-out share."
             )
-        self.hidden_size = self._shards[0].states.entry("last").shape[1]
+        self.hidden_size = self.shards[0].states.entry("last").shape[1]
 
     def packs(self, epoch: int) -> list[list[Piece]]:
         """The packs of an epoch: the same for the same seed, epoch and data. First fit over shuffled pieces."""
@@ -164,7 +165,7 @@ class PackedShards:
         return batch
 
     def _fill(self, rows: Batch, document: int, piece: Piece) -> None:
-        shard = self._shards[piece.shard]
+        shard = self.shards[piece.shard]
         start, stop = piece.first_token + piece.start, piece.first_token + piece.stop
         rows["input_ids"].copy_(torch.from_numpy(shard.input_ids[start + 1 : stop + 1].astype(np.int64)))
         for i, name in enumerate(shard.state_names[:-1]):
@@ -184,7 +185,7 @@ class PackedShards:
 
     def _cut(self, number: int, sample: int) -> Iterator[Piece]:
         """A sample's documents that have a supervised token."""
-        shard = self._shards[number]
+        shard = self.shards[number]
         first_token = int(shard.offsets[sample])
         length = int(shard.offsets[sample + 1]) - first_token - 1
         overlap = self.ttt_steps - 1
@@ -192,4 +193,4 @@ class PackedShards:
             stop = min(start + self.pack_tokens, length)
             supervised = shard.loss_mask[first_token + 1 + start + overlap : first_token + 1 + stop]
             if supervised.any():
-                yield Piece(number, sample, first_token, start, stop, overlap)
+                yield Piece(number, sample, first_token, start, stop, overlap, int(supervised.sum()))

@@ -7,6 +7,7 @@ from typing import Any, Self
 from errors import UserError
 
 SCHEDULERS = ("cosine", "linear", "none")
+WARMUP = 0.02
 LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
 FLEX_BLOCK = 128  # speculators extends block masks assuming whole blocks
@@ -17,17 +18,22 @@ class Recipe:
     """How a draft is shaped and trained. A shape that is None follows the verifier (`draft.draft_config`);
     where `num_heads` alone is given, there are as many key-value heads.
 
-    One optimizer step takes `packs_per_step` packs of `pack_tokens` tokens, whatever the number of devices.
+    One optimizer step takes `packs_per_step` packs of `pack_tokens` tokens, whatever the number of devices; each
+    supervised token of the step weighs the same. The learning rate rises over the first `warmup_ratio` of the steps
+    (None: 0.02; with the scheduler none it never moves).
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
     `max_position_embeddings` must reach the length at which the draft will serve.
+    The draft is that of the step whose replay on up to `replay_samples` held-out samples accepts most; a replay comes
+    every `replay_every_steps` (None: four times in a run; 0: never, the last step's draft is taken) and at the end.
+    After `patience` replays without a better one the run ends.
     The four flags are speculators' own; SGLang honours none but False.
     """
 
     lr: float = 1e-3
     epochs: int = 5
     scheduler: str = "cosine"
-    warmup_ratio: float = 0.02
+    warmup_ratio: float | None = None
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     pack_tokens: int = 256
@@ -38,6 +44,9 @@ class Recipe:
     noise: float = 0.0
     seed: int = 0
     checkpoint_every_steps: int = 100
+    replay_every_steps: int | None = None
+    replay_samples: int = 16
+    patience: int | None = None
     num_layers: int = 1
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -62,7 +71,7 @@ class Recipe:
         positive = (
             "lr", "epochs", "grad_clip", "pack_tokens", "packs_per_step", "ttt_steps", "ttt_decay", "num_layers",
             "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings",
-            "checkpoint_every_steps",
+            "checkpoint_every_steps", "replay_samples", "patience",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)
@@ -71,12 +80,18 @@ class Recipe:
         for name in ("weight_decay", "noise"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"training.{name} is {getattr(self, name)}; give 0 or more.")
-        if not 0 <= self.warmup_ratio <= 1:
+        if self.replay_every_steps is not None and not self.replay_every_steps >= 0:
+            raise UserError(f"training.replay_every_steps is {self.replay_every_steps}; give 0 for never, or more.")
+        if self.replay_every_steps == 0 and self.patience is not None:
+            raise UserError("training.patience counts replays and training.replay_every_steps is 0; leave one of them empty.")
+        if not 0 <= self.warmup <= 1:
             raise UserError(f"training.warmup_ratio is {self.warmup_ratio}; give a share between 0 and 1.")
         if self.scheduler not in SCHEDULERS:
             raise UserError(f"training.scheduler is {self.scheduler!r}; choose {', '.join(SCHEDULERS)}.")
         if self.loss not in LOSSES:
             raise UserError(f"training.loss is {self.loss!r}; choose {', '.join(LOSSES)}.")
+        if self.scheduler == "none" and self.warmup > 0:
+            raise UserError("training.warmup_ratio needs a scheduler and training.scheduler is none; leave one of them empty.")
         if self.norm_before_fc and self.fc_norm:
             raise UserError("training.norm_before_fc and training.fc_norm exclude each other; choose one.")
         if self.pack_tokens <= 2 * self.ttt_steps:
@@ -94,12 +109,19 @@ class Recipe:
                 "its attention masks."
             )
 
+    @property
+    def warmup(self) -> float:
+        """The share of the steps over which the learning rate rises."""
+        if self.warmup_ratio is None:
+            return 0.0 if self.scheduler == "none" else WARMUP
+        return self.warmup_ratio
+
 
 def _typed(name: str, kind: Any, value: Any) -> Any:
     """`value` as the field's type; an int is taken where a float is wanted, a bool never for a number."""
-    if value is None and kind == int | None:
+    wanted = {int | None: int, float | None: float}.get(kind, kind)
+    if value is None and wanted is not kind:
         return None
-    wanted = int if kind == int | None else kind
     accepted = (int, float) if wanted is float else wanted
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
         raise UserError(f"training.{name} is {value!r}; give {wanted.__name__}.")

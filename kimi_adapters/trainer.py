@@ -24,13 +24,30 @@ from torch import Tensor
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from errors import UserError
+from kimi_adapters.checkpoint_choice import BestSoFar, CheckpointChoice
 from kimi_adapters.config import TextConfig
-from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_shape, trainable_state
+from kimi_adapters.draft import (
+    VerifierRows,
+    build_draft,
+    copy_tensors,
+    draft_config,
+    draft_shape,
+    trainable_state,
+)
 from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.draft_vocabulary import DraftVocabulary
-from kimi_adapters.packing import Batch, PackedShards, Piece
+from kimi_adapters.epoch_packs import EpochPacks, shares
+from kimi_adapters.packing import Batch, PackedShards
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.training_checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
+from kimi_adapters.training_checkpoint import (
+    TrainingCheckpoint,
+    continued_checkpoint,
+    json_state,
+    load_checkpoint,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
 from kimi_adapters.training_choices import SUPERVISED_ROWS, choose
 from kimi_adapters.ttt import ttt_loss
 
@@ -40,17 +57,24 @@ Curves = list[dict[str, float]]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """`model` in evaluation mode, on its device. `initial`: the trainable tensors before the first step, on CPU.
+    """`model`: the draft of `best_step`, in evaluation mode, on its device. `initial`: the trainable tensors before the
+    first step, on CPU.
 
     `curves`: a dict a step: step (from 1), epoch, lr, loss, grad_norm, acc_0 … (share of supervised tokens whose chain
-    was right up to that step, within the draft vocabulary), tokens (supervised). `choices`: what was decided by the
-    device's capability.
+    was right up to that step, within the draft vocabulary), tokens (supervised), tokens_per_s (all but padding, without
+    the time of replays), and, where a replay followed the step, replayed_length. `choices`: what was decided by the
+    device's capability. `replayed_length`: that of `best_step`; None where nothing was replayed, and the last step is
+    it. `continued_at`: the step of the other training's checkpoint that this one went on from.
     """
 
     model: Eagle3DraftModel
     initial: dict[str, Tensor]
     curves: Curves
     choices: dict[str, str]
+    best_step: int
+    replayed_length: float | None
+    replayed_samples: int
+    continued_at: int | None = None
 
 
 def train(
@@ -64,8 +88,12 @@ def train(
     device: torch.device | str = "cpu",
     parent: Mapping[str, Tensor] | None = None,
     verifier_name: str | None = None,
+    continue_from: Path | None = None,
 ) -> TrainResult:
     """Trains a draft from the recipe, or goes on from the newest checkpoint in `checkpoint_dir`.
+
+    Where that has none, `continue_from` is the checkpoint to go on from, that of other code, recipe or data: weights,
+    optimizer, random state and step count are its own, the learning rate is this recipe's at that step.
 
     `progress` gets {step, total_steps, and the step's entry of the curves} after every step. `parent` holds the
     tensors of a draft to start from. UserError: shapes that do not fit, states or a loss that are not finite, a
@@ -75,24 +103,20 @@ def train(
     choices = choose(recipe, device)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name)
     model = build_draft(config, rows, vocabulary, recipe.seed, parent)
-    trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices)
+    trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices, continue_from)
     trainer.run_training()
-    return TrainResult(model.eval(), trainer.initial, trainer.curves, choices)
-
-
-class EpochPacks:
-    """speculators' `train_loader`: its length is that of epoch 0 (they may differ by a pack)."""
-
-    def __init__(self, data: PackedShards, packs_per_step: int):
-        self.data, self.packs_per_step = data, packs_per_step
-
-    def steps(self, epoch: int) -> list[list[list[Piece]]]:
-        """The packs of each optimizer step of an epoch."""
-        packs = self.data.packs(epoch)
-        return [packs[i : i + self.packs_per_step] for i in range(0, len(packs), self.packs_per_step)]
-
-    def __len__(self) -> int:
-        return len(self.steps(0))
+    best = trainer.choice.best
+    copy_tensors(model, best.tensors, "The best step")
+    return TrainResult(
+        model.eval(),
+        trainer.initial,
+        trainer.curves,
+        choices,
+        best_step=best.step or trainer.global_step,
+        replayed_length=best.length if best.step else None,
+        replayed_samples=len(trainer.choice.held_out.samples),
+        continued_at=trainer.continued_at,
+    )
 
 
 class DraftTrainer(Trainer):
@@ -107,16 +131,19 @@ class DraftTrainer(Trainer):
         progress: Progress,
         device: torch.device,
         choices: Mapping[str, str],
+        continue_from: Path | None = None,
     ):
         self.recipe, self.data, self.device, self.progress = recipe, data, device, progress
         self.choices = dict(choices)
-        self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_dir, self.continue_from = checkpoint_dir, continue_from
+        self.continued_at: int | None = None
         self.packs = EpochPacks(data, recipe.packs_per_step)
         self.steps_by_epoch = [len(self.packs.steps(epoch)) for epoch in range(recipe.epochs)]
         self.total_steps = sum(self.steps_by_epoch)
         self.loss_config: LossConfig = resolve_loss_config(recipe.loss, self.choices["loss"])
         self.curves: Curves = []
         self.global_step = 0
+        self.choice = CheckpointChoice(recipe, data, self.total_steps)
         config = TrainerConfig(
             lr=recipe.lr,
             num_epochs=recipe.epochs,
@@ -139,6 +166,11 @@ class DraftTrainer(Trainer):
             raise UserError(
                 f"{self.checkpoint_dir} holds checkpoints of another recipe, start or data; give an empty directory."
             )
+        if self.resumed:
+            self.continued_at = self.resumed.state["continued_at"]
+        elif self.continue_from:
+            self.resumed = continued_checkpoint(self.continue_from, self.initial, self.total_steps)
+            self.continued_at = self.resumed.step
 
     def setup_model(self) -> None:
         """Moves the model to the device; its tensors become the checkpoint's, where there is one."""
@@ -156,7 +188,7 @@ class DraftTrainer(Trainer):
         """AdamW over the trained tensors and a schedule that counts steps, both as the checkpoint has them."""
         recipe = self.recipe
         optimizer = torch.optim.AdamW(self.trainable.values(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
-        warmup = int(self.total_steps * recipe.warmup_ratio)
+        warmup = int(self.total_steps * recipe.warmup)
         self.optimizers = [optimizer]
         self.schedulers = []
         if recipe.scheduler == "cosine":
@@ -167,7 +199,7 @@ class DraftTrainer(Trainer):
             self._restore(optimizer, self.resumed)
 
     def run_training(self) -> None:
-        """All epochs from where the run stands; a checkpoint is left at the end too."""
+        """All epochs from where the run stands, or until patience ends; a checkpoint is left at the end too."""
         self.model.train()
         done = 0
         for epoch, steps in enumerate(self.steps_by_epoch):
@@ -180,22 +212,27 @@ class DraftTrainer(Trainer):
         for number, packs in enumerate(self.packs.steps(epoch)):
             if number < skip:
                 continue
+            if self.choice.over:
+                return
             started = time.monotonic()
             batches = (self.data.load(pack, (epoch, number, i)) for i, pack in enumerate(packs))
-            entry = {"step": self.global_step + 1, "epoch": epoch, **self._step(batches, len(packs))}
+            entry = {"step": self.global_step + 1, "epoch": epoch, **self._step(batches, shares(packs))}
             self.global_step += 1
+            seconds = time.monotonic() - started
+            entry["tokens_per_s"] = sum(len(piece) for pack in packs for piece in pack) / seconds
             self.curves.append(entry)
-            self.progress({**entry, "total_steps": self.total_steps, "seconds": time.monotonic() - started})
+            if self.choice.due(self.global_step):
+                entry["replayed_length"] = self.choice.judge(self.global_step, self.model, self.trainable)
+            self.progress({**entry, "total_steps": self.total_steps, "seconds": seconds})
             self.maybe_save_checkpoint(epoch)
 
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
         """Saves at every `checkpoint_every_steps` and at the end."""
-        if self.global_step % self.recipe.checkpoint_every_steps and self.global_step != self.total_steps:
+        last = self.global_step == self.total_steps or self.choice.over
+        if self.global_step % self.recipe.checkpoint_every_steps and not last:
             return
-        moments = self.optimizers[0].state
         tensors = {f"weight.{name}": parameter for name, parameter in self.trainable.items()}
-        for name, parameter in self.trainable.items():
-            tensors |= {f"{key}.{name}": moments[parameter][key] for key in ("exp_avg", "exp_avg_sq", "step")}
+        tensors |= optimizer_tensors(self.optimizers[0], self.trainable) | self.choice.best.stored()
         tensors["rng"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -204,29 +241,31 @@ class DraftTrainer(Trainer):
             "epoch": epoch,
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "curves": self.curves,
+            "best": self.choice.best.state(),
+            "continued_at": self.continued_at,
         }
-        save_checkpoint(self.checkpoint_dir, self.global_step, tensors, _json_state(state))
+        save_checkpoint(self.checkpoint_dir, self.global_step, tensors, json_state(state))
 
-    def _step(self, batches: Iterator[Batch], count: int) -> dict[str, float]:
-        """One optimizer step over `count` packs: its entry of the curves. UserError: a loss that is not finite."""
+    def _step(self, batches: Iterator[Batch], shares: list[float]) -> dict[str, float]:
+        """One optimizer step over packs of these shares: its entry of the curves. UserError: a loss that is not finite."""
         self._optimizers_zero_grad()
         sums: dict[str, float] = {}
-        for batch in batches:
+        for batch, share in zip(batches, shares, strict=True):
             loss, metrics = self._loss({name: value.to(self.device) for name, value in batch.items()})
-            (loss / count).backward()
-            values = {"loss": loss.detach(), **metrics}
+            (loss * share).backward()
+            values = {"loss": loss.detach() * share, **metrics}
             numbers = torch.stack([value.float() for value in values.values()]).tolist()  # one wait for the device
             sums = {name: sums.get(name, 0.0) + number for name, number in zip(values, numbers, strict=True)}
         norm = float(torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.recipe.grad_clip))
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
             raise UserError(
                 f"The training loss or its gradient is not finite at step {self.global_step + 1} (loss "
-                f"{sums['loss'] / count}, gradient norm {norm}); lower training.lr or set training.norm_before_fc."
+                f"{sums['loss']}, gradient norm {norm}); lower training.lr or set training.norm_before_fc."
             )
         self._optimizers_step()
         lr = self.optimizers[0].param_groups[0]["lr"]
         self._schedulers_step()
-        entry = {"lr": lr, "loss": sums["loss"] / count, "grad_norm": norm, "tokens": sums["full_acc_0_total"]}
+        entry = {"lr": lr, "loss": sums["loss"], "grad_norm": norm, "tokens": sums["full_acc_0_total"]}
         for step in range(self.recipe.ttt_steps):
             entry[f"acc_{step}"] = sums[f"full_acc_{step}_sum"] / max(sums[f"full_acc_{step}_total"], 1.0)
         return entry
@@ -246,23 +285,28 @@ class DraftTrainer(Trainer):
         return loss, metrics
 
     def _restore(self, optimizer: torch.optim.Optimizer, checkpoint: TrainingCheckpoint) -> None:
-        """Optimizer, schedule, random state and curves of the checkpoint; the step counts on from there."""
+        """Optimizer, schedule, random state, curves and the best so far; the step counts on from there."""
         tensors, state = checkpoint.tensors, checkpoint.state
-        saved = optimizer.state_dict()
-        saved["state"] = {
-            number: {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-            for number, name in enumerate(self.trainable)
-        }
-        optimizer.load_state_dict(saved)
-        for scheduler, values in zip(self.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(values)
+        restore_optimizer(optimizer, self.trainable, tensors)
+        self.global_step, self.curves = checkpoint.step, list(state["curves"])
+        torch.set_rng_state(tensors["rng"])
+        if "rng.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        best = BestSoFar.restored(state.get("best", {}), tensors)
+        if state["identity"] == self.identity:
+            self.choice.best = best
+            for scheduler, values in zip(self.schedulers, state["schedulers"], strict=True):
+                scheduler.load_state_dict(values)
+        else:
+            self.choice.judge_again(best, self.model, self.curves)
+            for scheduler in self.schedulers:  # another recipe's rates are not this one's
+                scheduler.last_epoch = self.global_step
+                scheduler._last_lr = [
+                    base * rate(self.global_step) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+                ]
+        for scheduler in self.schedulers:
             for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = lr
-        torch.set_rng_state(tensors["rng"])
-        if "rng.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
-        self.global_step = checkpoint.step
-        self.curves = list(state["curves"])
 
     def _identity(self) -> str:
         """A digest of the recipe, of how the data is cut, and of the start: what a checkpoint belongs to."""
@@ -272,10 +316,3 @@ class DraftTrainer(Trainer):
         for tensor in self.initial.values():
             digest.update(tensor.numpy().data)
         return digest.hexdigest()
-
-
-def _json_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Schedulers carry their lambdas (None where they are functions) and a private flag or two; JSON values stay."""
-    kept = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
-    schedulers = [{name: values[name] for name in kept if name in values} for values in state["schedulers"]]
-    return {**state, "schedulers": schedulers}

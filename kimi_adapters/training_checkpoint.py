@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from errors import UserError
@@ -18,6 +19,7 @@ from kimi_adapters.torch_file import read_tensors, write_tensors
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})\.safetensors$")
 _STATE = "training_state"
+_ADAMW = ("exp_avg", "exp_avg_sq", "step")
 logger = logging.getLogger(__name__)
 
 
@@ -56,11 +58,61 @@ def load_checkpoint(directory: Path) -> TrainingCheckpoint | None:
     for step in reversed(_steps(directory)):
         path = directory / f"step-{step:08d}.safetensors"
         try:
-            with TensorFile(path) as file:
-                return TrainingCheckpoint(step, read_tensors(file), json.loads(file.metadata[_STATE]))
+            return read_checkpoint(path)
         except (UserError, KeyError, ValueError) as error:
             logger.warning("checkpoint %s is passed over: %s", path, error)
     return None
+
+
+def read_checkpoint(path: Path) -> TrainingCheckpoint:
+    """One checkpoint. UserError, KeyError or ValueError where it is none."""
+    found = _NAME.search(path.name)
+    if found is None:
+        raise ValueError(f"{path.name} is no name of a checkpoint")
+    with TensorFile(path) as file:
+        return TrainingCheckpoint(int(found[1]), read_tensors(file), json.loads(file.metadata[_STATE]))
+
+
+def continued_checkpoint(path: Path, trainable: Mapping[str, Tensor], total_steps: int) -> TrainingCheckpoint:
+    """The checkpoint of another training that this one goes on from, whatever code and recipe wrote it.
+
+    UserError: it cannot be read, its tensors are others than `trainable`'s, or it is past `total_steps`.
+    """
+    try:
+        checkpoint = read_checkpoint(path)
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{path} is no training checkpoint that can be read ({error}); correct training.continue_from."
+        ) from None
+    stored = {name: value.shape for name, value in checkpoint.tensors.items()}
+    if differing := [name for name, value in trainable.items() if stored.get(f"weight.{name}") != value.shape]:
+        raise UserError(
+            f"{path} holds a draft of another shape (it differs in {differing[0]}); give training the shape that it began with."
+        )
+    if checkpoint.step >= total_steps:
+        raise UserError(
+            f"{path} stands after {checkpoint.step} steps and this training takes {total_steps}; raise training.epochs."
+        )
+    return checkpoint
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, trainable: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """AdamW's state of the trained tensors by name, its step counter too."""
+    return {f"{key}.{name}": optimizer.state[tensor][key] for name, tensor in trainable.items() for key in _ADAMW}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, trainable: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Puts back what `optimizer_tensors` gave. `trainable` in the optimizer's order."""
+    saved = optimizer.state_dict()
+    saved["state"] = {number: {key: stored[f"{key}.{name}"] for key in _ADAMW} for number, name in enumerate(trainable)}
+    optimizer.load_state_dict(saved)
+
+
+def json_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Schedulers carry their lambdas (None where they are functions) and a private flag or two; JSON values stay."""
+    kept = ("base_lrs", "last_epoch", "_step_count", "_last_lr", "lr_lambdas")
+    schedulers = [{name: values[name] for name in kept if name in values} for values in state["schedulers"]]
+    return {**state, "schedulers": schedulers}
 
 
 def _steps(directory: Path) -> list[int]:

@@ -28,7 +28,9 @@ def load_settings(path: Path, overrides: list[str]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"
-        why = "is no setting" if first["type"] == "extra_forbidden" else f"is wrong: {first['msg']}"
+        why = (
+            "is no setting" if first["type"] == "extra_forbidden" else f"is wrong: {first['msg'].removeprefix('Value error, ')}"
+        )
         raise UserError(f"{where} in {path} {why}: see tasks/settings.py for every setting") from None
 
 

@@ -103,9 +103,9 @@ def compute_decoding(job: Job) -> None:
 
     from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
     from kimi_adapters.decoding import decode, greedy
-    from kimi_adapters.replay import walk
     from kimi_adapters.tokenizer import Tokenizer
     from kimi_adapters.verifier import Verifier as Model
+    from kimi_adapters.walk import walk
     from kimi_adapters.weights import Checkpoint
 
     rows = read_prompts(str(job.input("prompts")), job.knobs["count"])
@@ -164,7 +164,7 @@ def _total(results: list[Any], k: int) -> Any:
 
 
 def _facts(method: str, k: int, drafted: list[Any], blind: list[Any]) -> dict[str, Any]:
-    from kimi_adapters.acceptance_length import interval
+    from kimi_adapters.acceptance_interval import interval
 
     mine, base = _total(drafted, k), _total(blind, k)
     if mine.steps == 0:

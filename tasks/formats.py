@@ -14,7 +14,7 @@ VOCABULARY = "vocabulary.safetensors"
 CHECK, CHECK_ARRAYS, CHECK_IDS = "check.json", "check.safetensors", "ids.json"
 REPORT, REPORT_TEXT, QUARANTINE, ASIDE = "report.json", "report.md", "quarantine.json", "aside.jsonl"
 CONVERSATIONS, REJECTS = "conversations.jsonl", "rejects.jsonl"
-CURVES, START = "curves.json", "start.safetensors"
+CURVES, START = "curves.parquet", "start.safetensors"
 ACCEPTANCE, PLOT = "acceptance.json", "acceptance.png"
 
 

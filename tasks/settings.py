@@ -4,9 +4,9 @@ A stage's own section is in its key. ``running``, ``store``, ``report``, ``gates
 Paths are relative to the working directory.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -97,7 +97,9 @@ class TrainingSettings(Section):
     lr: float = Field(1e-3, gt=0)
     epochs: int = Field(5, gt=0)
     scheduler: Literal["cosine", "linear", "none"] = "cosine"
-    warmup_ratio: float = Field(0.02, ge=0, le=1)
+    warmup_ratio: float | None = Field(
+        None, ge=0, le=1, description="Share of the steps in which the rate rises; empty: 0.02, none without a scheduler"
+    )
     weight_decay: float = Field(0.01, ge=0)
     grad_clip: float = Field(1.0, gt=0)
     pack_tokens: int = Field(256, gt=8, description="Tokens of one packed sequence")
@@ -108,6 +110,21 @@ class TrainingSettings(Section):
     noise: float = Field(0.0, ge=0, description="Half-width of uniform noise on the auxiliary states; train split only")
     seed: int = 0
     checkpoint_every_steps: int = Field(50, gt=0)
+    replay_every_steps: int | None = Field(
+        None,
+        ge=0,
+        description="Steps between replays on held-out samples, by which the draft is chosen; empty: a quarter "
+        "of the run; 0: the last step's draft is taken",
+    )
+    replay_samples: int = Field(16, gt=0, description="Held-out samples of such a replay")
+    patience: int | None = Field(None, gt=0, description="Replays without a better one after which training ends; empty: never")
+    continue_from: str | None = Field(
+        None,
+        min_length=8,
+        pattern="^[0-9a-f]+$",
+        description="Key (or its beginning) of a training that was cut short; this "
+        "one goes on from its newest checkpoint, whatever has changed since",
+    )
     num_layers: int = Field(1, gt=0)
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -118,6 +135,22 @@ class TrainingSettings(Section):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.scheduler == "none" and self.warmup_ratio:
+            raise ValueError("training.warmup_ratio needs a scheduler, and training.scheduler is none: leave one of them empty")
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("training.norm_before_fc and training.fc_norm exclude each other: choose one")
+        if self.pack_tokens <= 2 * self.ttt_steps:
+            raise ValueError(f"training.pack_tokens is too short for {self.ttt_steps} training.ttt_steps: raise it")
+        if self.replay_every_steps == 0 and self.patience is not None:
+            raise ValueError("training.patience counts replays, and training.replay_every_steps is 0: leave one of them empty")
+        if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ValueError("training.num_kv_heads does not divide training.num_heads: choose one that does")
+        if self.head_dim and self.head_dim % 2:
+            raise ValueError("training.head_dim is odd, and rotary positions turn halves of it: give an even one")
+        return self
 
 
 class AcceptanceSettings(Section):
@@ -195,3 +228,23 @@ class Settings(Section):
     store: StoreSettings = StoreSettings()
     report: ReportSettings = ReportSettings()
     running: RunningSettings = RunningSettings()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        recipe = self.training
+        if self.acceptance.k > recipe.ttt_steps:
+            raise ValueError(
+                f"acceptance.k is {self.acceptance.k}, and training.ttt_steps trains chains of {recipe.ttt_steps}: raise "
+                "ttt_steps or lower k"
+            )
+        if recipe.max_position_embeddings is not None and recipe.max_position_embeddings < self.corpus.max_length:
+            raise ValueError(
+                f"training.max_position_embeddings is {recipe.max_position_embeddings}, and corpus.max_length gives samples of "
+                f"{self.corpus.max_length} tokens: raise the one or lower the other"
+            )
+        if self.corpus.held_out == 0 and (recipe.patience is not None or recipe.replay_every_steps):
+            raise ValueError(
+                "training.patience and training.replay_every_steps need held-out samples, and corpus.held_out is 0: raise it, "
+                "or leave them empty"
+            )
+        return self

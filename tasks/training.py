@@ -1,9 +1,9 @@
 """Training: states, masks and a recipe become a draft. Resumes from its last checkpoint after a crash."""
 
-import json
+from pathlib import Path
 from typing import Any
 
-from artifacts.stage import Made, Node, Stage
+from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
 from running.job import Job
 from tasks.formats import CURVES, START, VOCABULARY
@@ -24,7 +24,7 @@ def check(settings: Settings, on_gpu: bool = False) -> None:
     """Refuse a recipe that could not be trained, hours before a child would."""
     from kimi_adapters.recipe import Recipe
 
-    recipe = Recipe.from_dict(settings.training.model_dump())
+    recipe = Recipe.from_dict(settings.training.model_dump(exclude={"continue_from"}))
     if on_gpu:
         recipe.check_gpu()
     positions, longest = recipe.max_position_embeddings, settings.corpus.max_length
@@ -35,19 +35,43 @@ def check(settings: Settings, on_gpu: bool = False) -> None:
         )
 
 
-def node(settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier) -> Node:
-    """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine."""
+def node(
+    settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier, memo: Any
+) -> Node:
+    """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine.
+
+    A checkpoint to go on from is an input like any other: by its content in the key, by its path in the lineage.
+    """
     inputs = {"verifier": verifier.input("embed", "norm", "lm_head", "numbers")}
     inputs |= {"quarantine": checked.input("quarantine"), "vocabulary": words.input("vocabulary")}
     for i, (shard, made) in enumerate(zip(shards, states, strict=True)):
         inputs |= {f"ids.{i}": shard.ids, f"masks.{i}": shard.masks, f"states.{i}": made.input("states")}
+    if settings.training.continue_from:
+        path = _newest_checkpoint(Path(settings.store.state), settings.training.continue_from)
+        inputs["continued"] = Input(memo.digest(path), path=str(path))
     tokens = sum(shard.tokens for shard in shards) * settings.training.epochs
     layers = states[0].node.settings["layer_ids"] if states else []
-    return Node(STAGE, "", {**settings.training.model_dump(), "layer_ids": layers}, inputs, tokens=tokens)
+    recipe = settings.training.model_dump(exclude={"continue_from"})
+    return Node(STAGE, "", {**recipe, "layer_ids": layers}, inputs, tokens=tokens)
+
+
+def _newest_checkpoint(state: Path, key: str) -> Path:
+    """The newest checkpoint under a key, or its beginning; ``UserError`` where no training of that key was cut short."""
+    folders = sorted((state.absolute() / "work").glob(f"{key}*/checkpoints"))
+    found = sorted(folders[0].glob("step-*.safetensors")) if len(folders) == 1 else []
+    if not found:
+        keys = (
+            f"{len(folders)} keys begin so" if len(folders) > 1 else "no training of that key was cut short after a checkpoint"
+        )
+        raise UserError(f"training.continue_from is {key}, and under {state.absolute() / 'work'} {keys}: correct the key")
+    return found[-1]
 
 
 def compute(job: Job) -> None:
-    """Train; outputs: ``draft`` (speculators format), ``start`` (the trainable tensors before the first step), ``curves``."""
+    """Train; outputs: ``draft`` (speculators format), ``start`` (the trainable tensors before the first step), ``curves``.
+
+    The draft is that of the step whose replay on held-out samples accepted most.
+    """
     import torch
 
     from kimi_adapters.draft import save_draft, verifier_rows
@@ -57,6 +81,7 @@ def compute(job: Job) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
+    from tasks.curves import curves_parquet
     from tasks.shard_files import left_out, shard_files
 
     torch.set_num_threads(job.threads)
@@ -88,16 +113,22 @@ def compute(job: Job) -> None:
         job.scratch / "checkpoints",
         progress,
         job.device,
+        continue_from=job.paths.get("continued"),
     )
     draft, start, curves = job.writer("draft"), job.writer("draft_start"), job.writer("curves")
     save_draft(result.model, draft.open)
     with start.open(START) as file:
         write_tensors(file, result.initial)
-    curves.write(CURVES, json.dumps(result.curves).encode())
+    curves.write(CURVES, curves_parquet(result.curves))
     tail = [entry["loss"] for entry in result.curves[-20:]]
     loss = round(sum(tail) / len(tail), 6)
     supervised = int(sum(entry["tokens"] for entry in result.curves))
     trained = sum(len(piece) for piece in data.pieces) * recipe.epochs
+    replayed: dict[str, float] = {}
+    if result.replayed_length is not None:
+        replayed = {"replayed_length": round(result.replayed_length, 4), "replayed_samples": result.replayed_samples}
+    if result.continued_at is not None:
+        replayed["continued_at"] = result.continued_at
     job.finish(
         {
             "draft": draft.seal(
@@ -105,8 +136,10 @@ def compute(job: Job) -> None:
                 draft_vocab_size=vocabulary.size,
                 layer_ids=layers,
                 steps=len(result.curves),
+                best_step=result.best_step,
                 loss=loss,
                 choices=result.choices,
+                **replayed,
             ),
             "start": start.seal(seed=recipe.seed),
             "curves": curves.seal(steps=len(result.curves), tokens=supervised, loss=loss),

@@ -17,7 +17,8 @@ from flows.report_data import PLOTS
 from flows.train_draft import train_draft
 from running.cli import load_settings
 from running.walk import Walk
-from tasks.formats import PLOT, REPORT
+from tasks.curves import curves_parquet
+from tasks.formats import CURVES, PLOT, REPORT
 from tests.projects import Project
 
 _OUTPUTS = {
@@ -32,6 +33,7 @@ _OUTPUTS = {
 }
 _FILES: dict[str, dict[str, bytes]] = {  # what the run's report reads
     "acceptance": {PLOT: b""},
+    "curves": {CURVES: curves_parquet([dict.fromkeys(("step", "loss", "lr", "grad_norm", "tokens_per_s", "acc_0"), 1.0)])},
     "validation_report": {REPORT: b'{"slices": []}', **dict.fromkeys(PLOTS, b"")},
 }
 _FACTS: dict[str, dict[str, Any]] = {

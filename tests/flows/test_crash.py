@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tasks.curves import read_curves
+from tasks.formats import CURVES
 from tests.projects import Project, no_orphans, wait_for
 
 Finished = tuple[Project, list[dict[str, Any]]]
@@ -42,10 +44,10 @@ def digest_of(nodes: list[dict[str, Any]], stage: str) -> list[str]:
     return [node["digest"] for node in nodes if node["stage"] == stage]
 
 
-def curves(project: Project) -> list[dict[str, float]]:
+def curves(project: Project) -> dict[str, list[float | None]]:
     """The training curves of the newest draft."""
-    entries: list[dict[str, float]] = json.loads((project.blob_of("training", "curves") / "curves.json").read_text())
-    return entries
+    with open(project.blob_of("training", "curves") / CURVES, "rb") as file:
+        return read_curves(file)
 
 
 MARK = 123.0
@@ -92,9 +94,9 @@ def test_the_flow_is_killed_in_extraction_and_in_training(fresh: Project, finish
     assert digest_of(nodes, "hidden_states") == digest_of(finished[1], "hidden_states")
     trained = fresh.blob_of("training", "draft")
     assert trained.name == finished[0].blob_of("training", "draft").name, "the same weights bit for bit"
-    assert [entry["lr"] for entry in curves(fresh)] == [entry["lr"] for entry in curves(finished[0])]
-    assert 0 < resumed_from < len(curves(fresh))
-    assert curves(fresh)[0]["loss"] == MARK, "it went on from its last checkpoint and did not begin anew"
+    assert curves(fresh)["lr"] == curves(finished[0])["lr"]
+    assert 0 < resumed_from < len(curves(fresh)["lr"])
+    assert curves(fresh)["loss"][0] == MARK, "it went on from its last checkpoint and did not begin anew"
     log = max((fresh.folder / "state/runs").glob("*/children/training-*.json"), key=lambda path: path.stat().st_mtime)
     assert log.exists() and not checkpoints(fresh), "checkpoints go when the node is recorded"
 

@@ -86,6 +86,25 @@ def write_shard(
     return files
 
 
+def learnable_shard(directory: Path, count: int, seed: int = 0) -> ShardFiles:
+    """A shard whose tokens follow one another by a fixed rule that the last states know: a draft can learn it."""
+    _, norm, head = verifier_tensors()
+    targets = VOCABULARY.targets()
+    made: list[Sample] = []
+    for _, mask, side in samples(count, seed):
+        first = int(torch.randint(0, len(targets), (), generator=generator(seed * 100 + len(made))))
+        made.append(([int(targets[(first + 7 * i) % len(targets)]) for i in range(len(mask))], mask, side))
+    tokens = torch.tensor([token for ids, _, _ in made for token in ids])
+    source = generator(seed + 50)
+    states = {f"layer.{k}": torch.randn(len(tokens), VERIFIER.hidden_size, generator=source) for k in LAYER_IDS}
+    return write_shard(directory, made, states | {"last": head[tokens.roll(-1)] / norm})
+
+
+def timeless(curves: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """Curves without the one column that the clock writes."""
+    return [{name: value for name, value in entry.items() if name != "tokens_per_s"} for entry in curves]
+
+
 def save(path: Path, tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> None:
     with open(path, "wb") as file:
         write_tensors(file, tensors, dtype)

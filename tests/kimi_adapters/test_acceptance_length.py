@@ -2,7 +2,8 @@ import math
 
 import numpy as np
 
-from kimi_adapters.acceptance_length import Acceptance, interval, leading_matches, total
+from kimi_adapters.acceptance_interval import interval
+from kimi_adapters.acceptance_length import Acceptance, leading_matches, total
 
 
 def test_sums_length_and_rates() -> None:

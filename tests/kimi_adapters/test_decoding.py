@@ -14,11 +14,12 @@ from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import PackedShards, ShardFiles
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.replay import walk, walk_shards
+from kimi_adapters.replay import walk_shards
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.torch_file import read_tensors
 from kimi_adapters.trainer import train
 from kimi_adapters.verifier import Verifier
+from kimi_adapters.walk import walk
 from kimi_adapters.weights import Checkpoint
 from tests.kimi_adapters.draft_fixtures import save, write_shard
 

@@ -10,6 +10,11 @@ def test_from_dict_takes_what_yaml_gives() -> None:
     assert isinstance(recipe.lr, float)
 
 
+def test_warm_up_follows_the_scheduler_where_it_is_not_given() -> None:
+    assert Recipe().warmup == 0.02 and Recipe(scheduler="none").warmup == 0.0
+    assert Recipe.from_dict({"warmup_ratio": 1}).warmup == 1.0 and Recipe(warmup_ratio=0.0).warmup == 0.0
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -24,6 +29,11 @@ def test_from_dict_takes_what_yaml_gives() -> None:
         ({"scheduler": "step"}, "cosine, linear, none"),
         ({"loss": "mse"}, "kl_div"),
         ({"noise": -1.0}, "training.noise"),
+        ({"scheduler": "none", "warmup_ratio": 0.1}, "training.warmup_ratio"),
+        ({"warmup_ratio": "0.1"}, "training.warmup_ratio"),
+        ({"replay_every_steps": -1}, "training.replay_every_steps"),
+        ({"replay_every_steps": 0, "patience": 2}, "training.patience"),
+        ({"patience": 0}, "training.patience"),
         ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
         ({"pack_tokens": 6}, "training.pack_tokens"),
         ({"num_heads": 6, "num_kv_heads": 4}, "training.num_heads"),

@@ -6,7 +6,8 @@ import torch
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.draft import draft_config_values
 from kimi_adapters.draft_runner import DraftRunner
-from kimi_adapters.replay import walk, walk_shards
+from kimi_adapters.replay import walk_shards
+from kimi_adapters.walk import walk
 from tests.kimi_adapters.draft_fixtures import VERIFIER, VOCABULARY, generator, samples, write_shard
 from tests.kimi_adapters.draft_models import tiny_draft
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from artifacts.store import ArtifactWriter
-from kimi_adapters import replay
+from kimi_adapters import walk
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.packing import PackedShards
 from tasks import acceptance
@@ -50,7 +50,7 @@ def test_replay_takes_only_what_is_left(bench: Bench, shards: list[Made], monkey
             layer_ids = LAYERS
 
     monkeypatch.setattr(acceptance, "_runners", lambda job: (Draft, Draft))
-    monkeypatch.setattr(replay, "walk", lambda draft, tokens, mask, aux, k: Acceptance(6, 4, (2, 0)))
+    monkeypatch.setattr(walk, "walk", lambda draft, tokens, mask, aux, k: Acceptance(6, 4, (2, 0)))
     made = bench.job(acceptance.compute_replay, {"k": 2}, inputs_of(bench, shards))
     cases = json.loads((bench.store.folder(made["acceptance"]) / ACCEPTANCE).read_text())["cases"]
     assert {(case["shard"], case["sample"]) for case in cases} == {(0, 5), (1, 1), (1, 3)}

@@ -1,0 +1,28 @@
+"""The curves of a training run as a Parquet table: a row a step, a column a quantity. Drawing them is `curve_plots`'s."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WHOLE = ("step", "epoch", "tokens")  # int64; all else is float64
+
+
+def curves_parquet(curves: Sequence[Mapping[str, float]]) -> bytes:
+    """The file's bytes. What a step has no value of is null."""
+    import pyarrow
+    from pyarrow import parquet
+
+    names = list(dict.fromkeys(name for entry in curves for name in entry))
+    fields = [(name, pyarrow.int64() if name in WHOLE else pyarrow.float64()) for name in names]
+    rows = [{name: int(value) if name in WHOLE else float(value) for name, value in entry.items()} for entry in curves]
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows, pyarrow.schema(fields)), buffer)
+    return buffer.getvalue()
+
+
+def read_curves(file: Any) -> dict[str, list[float | None]]:
+    """Column name -> a value a step, from an open file."""
+    from pyarrow import parquet
+
+    columns: dict[str, list[float | None]] = parquet.read_table(file).to_pydict()
+    return columns

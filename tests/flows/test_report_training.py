@@ -1,0 +1,79 @@
+"""The report's section about training, from curves as training writes them."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from artifacts.stage import Made, Node, Stage
+from artifacts.store import ArtifactWriter, Store
+from flows.report_training import draw_curves, training_section
+from flows.train_draft import DraftRun
+from tasks.curve_plots import training_plot
+from tasks.curves import curves_parquet, read_curves
+from tasks.formats import CURVES
+
+
+@dataclass
+class Run:
+    """What the section reads of a run."""
+
+    training: Made
+
+
+def curves(replays: dict[int, float]) -> list[dict[str, float]]:
+    one = [
+        {"step": s, "epoch": 0, "lr": 1e-3, "loss": 9 / s, "grad_norm": 1.0, "tokens": 30, "acc_0": s / 60, "acc_1": s / 90}
+        for s in range(1, 61)
+    ]
+    for entry in one:
+        entry["tokens_per_s"] = 500.0
+        if int(entry["step"]) in replays:
+            entry["replayed_length"] = replays[int(entry["step"])]
+    return one
+
+
+def made(folder: Path, facts: dict[str, Any], replays: dict[int, float]) -> tuple[Store, DraftRun]:
+    store, workspace = Store(folder / "store"), folder / "workspace"
+    workspace.mkdir()
+    draft, drawn = ArtifactWriter("draft", workspace), ArtifactWriter("curves", workspace)
+    drawn.write(CURVES, curves_parquet(curves(replays)))
+    outputs = {"draft": store.commit(draft.seal(**facts)), "curves": store.commit(drawn.seal(steps=60))}
+    return store, cast(DraftRun, Run(Made(Node(Stage("training", "tasks.training", ()), "", {}, {}), outputs)))
+
+
+def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
+    facts = {"steps": 60, "loss": 0.15, "best_step": 30, "replayed_length": 1.754, "replayed_samples": 16}
+    store, run = made(tmp_path, facts, {15: 1.2, 30: 1.754, 45: 1.5, 60: 1.7})
+    plot = draw_curves(store, run, tmp_path)
+    assert plot is not None and plot.read_bytes().startswith(b"\x89PNG") and plot.stat().st_size > 20_000
+    text = training_section(run, plot)
+    assert "step 30" in text and "16 held-out samples" in text and "1.75 tokens a step" in text and f"]({plot.name})" in text
+    shutil.rmtree(store.folder(run.training.outputs["curves"].digest))  # type: ignore[index]
+    assert draw_curves(store, run, tmp_path) is None and "![" not in training_section(run, None)
+
+
+def test_a_run_without_replays_and_a_continued_one_say_so(tmp_path: Path) -> None:
+    store, run = made(tmp_path, {"steps": 60, "loss": 0.15, "best_step": 60, "continued_at": 50}, {})
+    text = training_section(run, draw_curves(store, run, tmp_path))
+    assert "that of the last step" in text and "first 50 steps were taken over" in text
+
+
+def test_the_same_curves_give_the_same_bytes_and_others_do_not() -> None:
+    read = {name: [entry.get(name) for entry in curves({60: 1.5})] for name in curves({60: 1.5})[-1]}
+    assert training_plot(read, 60) == training_plot(read, 60)
+    assert training_plot(read, 60) != training_plot({**read, "loss": [1.0] * 60}, 60)
+
+
+@pytest.mark.parametrize("replays", [{}, {20: 1.25, 60: 1.5}])
+def test_curves_come_back_with_their_types_and_gaps(tmp_path: Path, replays: dict[int, float]) -> None:
+    path = tmp_path / CURVES
+    path.write_bytes(curves_parquet(curves(replays)))
+    with open(path, "rb") as file:
+        columns = read_curves(file)
+    for name, values in columns.items():
+        assert values == [entry.get(name) for entry in curves(replays)]
+    assert isinstance(columns["step"][0], int) and isinstance(columns["lr"][0], float)
+    assert sum(value is not None for value in columns.get("replayed_length", [])) == len(replays)
