@@ -1,9 +1,11 @@
 """The report's sections about data: rows in and out, what was lost, left out and covered, slice by slice."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+from artifacts.manifest import digest_file
 from artifacts.stage import Made
 from artifacts.store import BlobMissing, Store
 from flows.gates import lost_tokens, thin_slices
@@ -13,6 +15,7 @@ from tasks.formats import REPORT
 from tasks.markdown import markdown_table
 from tasks.settings import Settings
 
+log = logging.getLogger("eyas")
 PLOTS = {
     "reasons.png": "samples put aside by reason",
     "norms.png": "norms by state",
@@ -28,12 +31,21 @@ def facts_ref(made: Made, name: str) -> Any:
     return made.outputs[name]
 
 
-def validation_folder(store: Store, checked: Made) -> Path | None:
-    """Where the validation report lies; None where it was collected: the facts say the most of it, and wake nothing."""
+def open_whole(store: Store, ref: Any) -> Path | None:
+    """The folder of an artifact that a report reads; None where it was collected or is damaged, which wakes nothing."""
     try:
-        return store.open(facts_ref(checked, "report").digest)
+        folder, manifest = store.open(ref.digest), store.manifest(ref.digest)
     except BlobMissing:
         return None
+    if any(digest_file(folder / entry.path) != entry.blake3 for entry in manifest.files):
+        log.warning("%s %s is damaged and is left out of the report: see `eyas verify --deep`", ref.kind, ref.digest[:12])
+        return None
+    return folder
+
+
+def validation_folder(store: Store, checked: Made) -> Path | None:
+    """Where the validation report lies, if it does: the facts say the most of it."""
+    return open_whole(store, facts_ref(checked, "report"))
 
 
 def validation_plots(store: Store, checked: Made) -> list[Path]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from artifacts.store import BlobMissing, Store
-from flows.report_data import facts_ref
+from artifacts.store import Store
+from flows.report_data import facts_ref, open_whole
 from flows.train_draft import DraftRun
 from tasks.curve_plots import training_plot
 from tasks.curves import read_curves
@@ -30,11 +30,10 @@ def training_section(made: DraftRun, plot: Path | None) -> str:
 
 def draw_curves(store: Store, made: DraftRun, folder: Path) -> Path | None:
     """The plot, drawn into ``folder``; None where the curves were collected."""
-    try:
-        path = store.open(facts_ref(made.training, "curves").digest) / CURVES
-    except BlobMissing:
+    curves_folder = open_whole(store, facts_ref(made.training, "curves"))
+    if curves_folder is None:
         return None
-    with open(path, "rb") as file:
+    with open(curves_folder / CURVES, "rb") as file:
         curves = read_curves(file)
     plot = folder / TRAINING_PLOT
     plot.write_bytes(training_plot(curves, facts_ref(made.training, "draft").facts["best_step"]))

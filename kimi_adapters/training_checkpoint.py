@@ -1,5 +1,9 @@
-"""Training checkpoints: one safetensors file each, its JSON state in the header, so that both appear at once."""
+"""Training checkpoints: one safetensors file each, its JSON state in the header, so that both appear at once.
 
+The header also holds a SHA-256 of state and tensors: a checkpoint with a turned bit is passed over like a torn one.
+"""
+
+import hashlib
 import json
 import logging
 import os
@@ -18,7 +22,7 @@ from kimi_adapters.torch_file import read_tensors, write_tensors
 
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})\.safetensors$")
-_STATE = "training_state"
+_STATE, _PROOF = "training_state", "training_proof"
 _ADAMW = ("exp_avg", "exp_avg_sq", "step")
 logger = logging.getLogger(__name__)
 
@@ -36,9 +40,9 @@ def save_checkpoint(directory: Path, step: int, tensors: Mapping[str, Tensor], s
     """Writes step-{step}.safetensors (temporary name, fsync, rename, fsync of the directory); keeps the last two."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"step-{step:08d}.safetensors"
-    temporary = path.with_suffix(".tmp")
+    temporary, text = path.with_suffix(".tmp"), json.dumps(dict(state), sort_keys=True)
     with open(temporary, "wb") as file:
-        write_tensors(file, tensors, metadata={_STATE: json.dumps(dict(state), sort_keys=True)})
+        write_tensors(file, tensors, metadata={_STATE: text, _PROOF: _proof(text, tensors)})
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -70,7 +74,20 @@ def read_checkpoint(path: Path) -> TrainingCheckpoint:
     if found is None:
         raise ValueError(f"{path.name} is no name of a checkpoint")
     with TensorFile(path) as file:
-        return TrainingCheckpoint(int(found[1]), read_tensors(file), json.loads(file.metadata[_STATE]))
+        tensors, text = read_tensors(file), file.metadata[_STATE]
+        if _proof(text, tensors) != file.metadata[_PROOF]:
+            raise ValueError("its bytes are not those that were written")
+    return TrainingCheckpoint(int(found[1]), tensors, json.loads(text))
+
+
+def _proof(state: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a state's text and of every tensor's name, dtype, shape and bytes, by name."""
+    digest = hashlib.sha256(state.encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().to("cpu").contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def continued_checkpoint(path: Path, trainable: Mapping[str, Tensor], total_steps: int) -> TrainingCheckpoint:

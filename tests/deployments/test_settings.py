@@ -56,7 +56,13 @@ def test_kimi_on_eight_gpus_is_drafted_as_published() -> None:
     verifier, layers = config(), settings.hidden_states.layer_ids
     assert layers == default_layer_ids(61) and (len(layers) + 1) * verifier.hidden_size * 2 == 57344
     assert settings.store.max_bytes is not None and 100e6 * 57344 < settings.store.max_bytes < 105e6 * 57344
-    made = draft_config(Recipe.from_dict(settings.training.model_dump()), verifier, layers, settings.vocabulary.size, "sdpa")
+    made = draft_config(
+        Recipe.from_dict(settings.training.model_dump(exclude={"continue_from"})),
+        verifier,
+        layers,
+        settings.vocabulary.size,
+        "sdpa",
+    )
     layer = made.transformer_layer_config
     assert (layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim) == (64, 64, 128)
     assert (layer.intermediate_size, layer.max_position_embeddings) == (12288, 262144)

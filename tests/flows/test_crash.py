@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kimi_adapters.training_checkpoint import read_checkpoint, save_checkpoint
 from tasks.curves import read_curves
 from tasks.formats import CURVES
 from tests.projects import Project, no_orphans, wait_for
@@ -55,15 +56,9 @@ MARK = 123.0
 
 def mark(checkpoint: Path) -> None:
     """Write a loss that no training gives into a checkpoint's curves, so that the run that goes on from it can be told."""
-    data = checkpoint.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    state = json.loads(header["__metadata__"]["training_state"])
-    state["curves"][0]["loss"] = MARK
-    header["__metadata__"]["training_state"] = json.dumps(state)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+    read = read_checkpoint(checkpoint)
+    read.state["curves"][0]["loss"] = MARK
+    save_checkpoint(checkpoint.parent, read.step, read.tensors, read.state)
 
 
 def test_the_flow_is_killed_in_extraction_and_in_training(fresh: Project, finished: Finished) -> None:

@@ -11,6 +11,7 @@ from artifacts.stage import Input, Made, Node, Stage
 from flows.report_data import data_sections, validation_plots
 from flows.train_draft import DraftRun
 from kimi_adapters.tokenizer import Tokenizer
+from tasks.formats import REPORT
 from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.tasks.stage_jobs import Bench, Text
@@ -106,3 +107,15 @@ def test_a_report_that_was_collected_is_told_by_its_facts(run: tuple[DraftRun, B
     text = data_sections(Settings(), bench.store, cast(DraftRun, lost))
     assert "7 legacy samples of 1,234 tokens came with their states, 2 of them held out." in text
     assert "1 of 4 samples in quarantine" in text and "![" not in text
+
+
+def test_a_damaged_report_is_left_out_and_told(run: tuple[DraftRun, Bench], caplog: pytest.LogCaptureFixture) -> None:
+    made_run, bench = run
+    ref = cast(Any, made_run.checked.outputs)["report"]
+    path = bench.store.open(ref.digest) / REPORT
+    whole = path.read_bytes()
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    text = data_sections(Settings(), bench.store, made_run)
+    path.write_bytes(whole)
+    assert "![" not in text and "in quarantine" in text
+    assert f"validation_report {ref.digest[:12]} is damaged" in caplog.text

@@ -29,13 +29,21 @@ def test_the_last_two_are_kept_and_no_temporary_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010.safetensors", "step-00000015.safetensors"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "foreign", "a bit of a tensor", "a bit of the state"])
 def test_a_damaged_newest_is_passed_over_and_told(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     for step in (5, 10):
         save_checkpoint(tmp_path, step, tensors(step), {"step": step})
     newest = tmp_path / "step-00000010.safetensors"
     whole = newest.read_bytes()
-    newest.write_bytes({"cut": whole[:-1], "empty": b"", "foreign": b"\x02\0\0\0\0\0\0\0{}"}[damage])
+    damaged = {
+        "cut": whole[:-1],
+        "empty": b"",
+        "foreign": b"\x02\0\0\0\0\0\0\0{}",
+        "a bit of a tensor": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "a bit of the state": whole.replace(b": 10}", b": 11}"),
+    }
+    assert damaged[damage] != whole
+    newest.write_bytes(damaged[damage])
     with caplog.at_level(logging.WARNING):
         loaded = load_checkpoint(tmp_path)
     assert loaded is not None and loaded.step == 5 and loaded.state == {"step": 5}
