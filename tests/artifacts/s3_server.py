@@ -16,6 +16,9 @@ KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
     """Start it; yields the environment in which S3 clients find it. Its buckets live in its memory."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()  # a client of an earlier server would be taken for one of this
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     url = f"http://127.0.0.1:{port}"

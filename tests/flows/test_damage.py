@@ -24,7 +24,7 @@ TRAINER = ("kimi_adapters/trainer.py", "Progress = Callable", "EDITED = 1\nProgr
 CHECK = ("tasks/shard_check.py", "\n\ndef _digests", "\n\nEDITED = 1\n\n\ndef _digests")
 MERGE = ("tasks/validation_merge.py", "\n\ndef merge", "\n\nEDITED = 1\n\n\ndef merge")
 EXPORT = ("tasks/export.py", "\n\ndef card", "\n\nEDITED = 1\n\n\ndef card")
-REPLAY = ("kimi_adapters/replay.py", "\n\ndef _runs", "\n\nEDITED = 1\n\n\ndef _runs")
+REPLAY = ("kimi_adapters/replay.py", "\n\ndef walk_shards", "\n\nEDITED = 1\n\n\ndef walk_shards")
 # What makes something read a blob of the kind: an edit of the stage that does.
 READ_AFTER = {
     **dict.fromkeys(("token_shard", "loss_masks", "hidden_states", "quarantine", "vocabulary"), TRAINER),

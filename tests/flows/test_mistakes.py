@@ -21,7 +21,10 @@ CASES = {
     "vocabulary too large": (["--set", "vocabulary.size=50000"], "vocabulary.size is 50000 and the verifier has 49152"),
     "layer ids": (["--set", "hidden_states.layer_ids=[1, 2, 9]"], "do not fit a verifier of 4 layers"),
     "recipe": (["--set", "training.norm_before_fc=true", "--set", "training.fc_norm=true"], "exclude each other"),
-    "pack too short": (["--set", "training.pack_tokens=9", "--set", "training.ttt_steps=5"], "too short for 5 TTT steps"),
+    "pack too short": (
+        ["--set", "training.pack_tokens=9", "--set", "training.ttt_steps=5"],
+        "too short for 5 training.ttt_steps",
+    ),
     "no prompts": (["--set", "acceptance.prompts=nowhere.jsonl"], "prompts file nowhere.jsonl cannot be read"),
     "store too small": (["--set", "store.max_bytes=1000000"], "store.max_bytes"),
     "store is a file": (["--set", "store.path=a.jsonl"], "cannot be made"),
