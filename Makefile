@@ -27,7 +27,7 @@ demo: install
 	$(VENV)/bin/eyas run deployments/demo.yaml
 
 test: install
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: install
 	$(VENV)/bin/ruff check .
