@@ -19,7 +19,8 @@ from artifacts.forgotten import Forgotten, id_digest
 from artifacts.lineage import Lineage
 from artifacts.manifest import Ref
 from artifacts.records import Record, Records
-from artifacts.store import ArtifactWriter, BlobMissing, Store
+from artifacts.store import BlobMissing, Store
+from artifacts.writer import ArtifactWriter
 
 SAMPLES, CONVERSATIONS = "samples.jsonl", "conversations.jsonl"
 MAX_LENGTH = "setting corpus.max_length"  # as the key of a corpus names it

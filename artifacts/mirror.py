@@ -18,7 +18,8 @@ from artifacts.key import key_of
 from artifacts.manifest import MANIFEST_NAME, Manifest, digest_bytes
 from artifacts.mirror_files import Carrier, Damaged
 from artifacts.records import Record, Records
-from artifacts.store import ArtifactWriter, BlobMissing, Store
+from artifacts.store import BlobMissing, Store
+from artifacts.writer import ArtifactWriter
 from errors import UserError
 
 _AT_ONCE = 512  # small files of one bulk request; the backend has its own limit of connections

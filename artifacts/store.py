@@ -16,12 +16,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from artifacts.disk import locked, sync_folder, telling_full, write_synced
-from artifacts.disk import write_atomically as write_atomically
 from artifacts.manifest import MANIFEST_NAME, Manifest, Ref
 from artifacts.usage import Usage, folder_bytes
-from artifacts.writer import ArtifactWriter as ArtifactWriter
-from artifacts.writer import HashedFile as HashedFile
-from artifacts.writer import Sealed as Sealed
+from artifacts.writer import Sealed
 from errors import UserError
 
 log = logging.getLogger("eyas")

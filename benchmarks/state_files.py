@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.store import HashedFile
+from artifacts.writer import HashedFile
 from kimi_adapters.lanes import ShardTokens
 from kimi_adapters.tensor_file import TensorWriter
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from artifacts.store import ArtifactWriter, Store
+from artifacts.store import Store
 from artifacts.verify import verify
+from artifacts.writer import ArtifactWriter
 
 CHUNK = 4 << 20  # as extraction hands states over: 2,048 tokens of a state of 1,024 in BF16
 

@@ -43,11 +43,6 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids, and for each the index of its first character in `text`."""
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        return encoding.ids, [start for start, _ in encoding.offsets]
-
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """Plain texts as the backend's encodings (`ids`, `offsets`, `char_to_token`), which is faster than one by one."""
         found: list[Encoding] = self._backend.encode_batch(list(texts), add_special_tokens=False)

@@ -12,7 +12,7 @@ from errors import UserError
 from running import commands, stopping, store_commands
 from running.launch import ChildFailed
 from running.push import push
-from running.settings_file import load_settings as load_settings
+from running.settings_file import load_settings
 
 
 def main(arguments: list[str] | None = None) -> int:

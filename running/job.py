@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.manifest import Manifest, Ref
-from artifacts.store import ArtifactWriter, Sealed
+from artifacts.writer import ArtifactWriter, Sealed
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.stage import Node
-from artifacts.store import Sealed
+from artifacts.writer import Sealed
 from errors import UserError
 from running.devices import Device
 from running.job import read_outputs

@@ -2,18 +2,17 @@
 
 import logging
 from argparse import Namespace
+from typing import Any
 
 from errors import UserError
-from tasks.settings import Settings
+from running.store_commands import existing_host
 
 log = logging.getLogger("eyas")
 
 
-def push(settings: Settings, parsed: Namespace) -> int:
+def push(settings: Any, parsed: Namespace) -> int:
     """Send every record with its blobs; files that are cut there are sent again. Exit code 1 where something was not given."""
-    from flows.planning import open_host
-
-    host = open_host(settings)
+    host = existing_host(settings)
     if host.mirroring is None:
         raise UserError("store.mirror is not set: set it to the URI that `eyas push` shall fill")
     records = host.records.paths()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from artifacts.stage import Input, Made, Node, Stage
-from artifacts.store import Sealed
+from artifacts.writer import Sealed
 from errors import UserError
 from running.job import Job
 from tasks.formats import CONVERSATIONS, REJECTS

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from artifacts.store import ArtifactWriter, Sealed
+from artifacts.writer import ArtifactWriter, Sealed
 from tasks.conversations import Gap
 from tasks.samples import Sample
 from tasks.shard_writer import write_shard

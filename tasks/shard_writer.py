@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from artifacts.store import ArtifactWriter, Sealed
+from artifacts.writer import ArtifactWriter, Sealed
 from kimi_adapters.tensor_file import TensorWriter
 from tasks.formats import MASKS, SAMPLES, TOKENS
 from tasks.samples import Sample

@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kimi_adapters.gguf_checkpoint import convert
 from kimi_adapters.tensor_file import TensorFile, TensorWriter
+from tests.artifacts.s3_server import s3_server
 
 CUT_LAYERS = 4
 
@@ -57,3 +59,15 @@ def whole_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cut_verifier(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its first four layers."""
     return make_cut_verifier(whole_verifier, tmp_path_factory.mktemp("smollm2-cut"))
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """An S3 server of the module's own, with a bucket; the environment that leads to it, which this process has too."""
+    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        import s3fs
+
+        s3fs.S3FileSystem().mkdir("bucket")
+        yield environment

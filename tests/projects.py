@@ -124,14 +124,15 @@ class Project:
 
     def eyas(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run ``eyas`` to its end."""
+        return self._to_its_end(self.command(*arguments))
+
+    def python(self, program: str) -> "subprocess.CompletedProcess[str]":
+        """Run a program on the project's code to its end."""
+        return self._to_its_end([sys.executable, "-P", "-c", program])
+
+    def _to_its_end(self, command: list[str]) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=500, check=False
         )
 
     def nodes(self, command: str, *arguments: str) -> list[dict[str, Any]]:

@@ -11,11 +11,11 @@ from artifacts.kinds import KINDS
 from artifacts.manifest import Ref
 from artifacts.records import Record
 from artifacts.stage import Input, Made, Node
-from artifacts.store import ArtifactWriter
+from artifacts.writer import ArtifactWriter
 from flows.planning import open_host
 from flows.report_data import PLOTS
 from flows.train_draft import train_draft
-from running.cli import load_settings
+from running.settings_file import load_settings
 from running.walk import Walk
 from tasks.curves import curves_parquet
 from tasks.formats import CURVES, PLOT, REPORT

@@ -11,7 +11,8 @@ from artifacts.key import key_of
 from artifacts.manifest import Ref, digest_bytes
 from artifacts.records import Record, Records
 from artifacts.runs import Run, RunNode, Runs
-from artifacts.store import ArtifactWriter, Store
+from artifacts.store import Store
+from artifacts.writer import ArtifactWriter
 
 FIRST = datetime(2026, 11, 1, tzinfo=UTC)
 

@@ -18,8 +18,9 @@ from artifacts.manifest import Ref
 from artifacts.records import Records
 from artifacts.runs import Runs
 from artifacts.stage import Node, Stage
-from artifacts.store import ArtifactWriter, Store
+from artifacts.store import Store
 from artifacts.verify import verify
+from artifacts.writer import ArtifactWriter
 from errors import UserError
 from running.devices import Device
 from running.launch import Children, Order, Place, run_child

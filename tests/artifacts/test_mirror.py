@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,12 @@ from artifacts.manifest import MANIFEST_NAME, Ref
 from artifacts.mirror import Mirror
 from artifacts.mirror_files import PART, Damaged
 from artifacts.records import Record, Records
-from artifacts.store import ArtifactWriter, Store
+from artifacts.store import Store
+from artifacts.writer import ArtifactWriter
 from errors import UserError
-from tests.artifacts.s3_server import s3_server
 from tests.projects import ROOT, wait_for
 
 LARGE = 2 * PART + 12345  # bytes: goes in parts
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        import s3fs
-
-        s3fs.S3FileSystem().mkdir("bucket")
-        yield environment
 
 
 @pytest.fixture(params=["s3", "memory", "file"])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.manifest import MANIFEST_NAME, Ref
-from artifacts.store import ArtifactWriter, BlobMissing, Store
+from artifacts.store import BlobMissing, Store
+from artifacts.writer import ArtifactWriter
 from errors import UserError
 
 

@@ -16,8 +16,9 @@ import pytest
 from artifacts.key import key_of
 from artifacts.manifest import MANIFEST_NAME, Ref
 from artifacts.records import Record, Records
-from artifacts.store import ArtifactWriter, HashedFile, Store
+from artifacts.store import Store
 from artifacts.verify import verify
+from artifacts.writer import ArtifactWriter, HashedFile
 
 STEPS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
 RANDOM_KILLS = 200

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -170,18 +168,10 @@ def test_a_key_that_cannot_be_computed_stops_the_flow(project: Project, prefect_
     )
     before = {path.name for path in (project.store / "records").glob("*/*.json")}
     program = (
-        "from running.cli import load_settings; from pathlib import Path; from flows.served import train_draft_flow;"
+        "from running.settings_file import load_settings; from pathlib import Path; from flows.served import train_draft_flow;"
         f"train_draft_flow(load_settings(Path({str(project.settings)!r}), []))"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        cwd=project.folder,
-        env=project.environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = project.python(program)
     assert done.returncode != 0 and "imports a module by a computed name" in done.stderr
     assert task_states(prefect_api) == {}, "nothing may be submitted"
     assert {path.name for path in (project.store / "records").glob("*/*.json")} == before

@@ -4,30 +4,17 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.artifacts.s3_server import s3_server
 from tests.projects import Project, free_port, make_project, ran, wait_for
 
 Finished = tuple[Project, list[dict[str, Any]]]
 FOLLOWING = {"training", "acceptance", "export"}
 TRAINER_EDIT = ("kimi_adapters/packing.py", "PCG64([self.seed, epoch])", "PCG64([self.seed, epoch, 1])")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        import s3fs
-
-        s3fs.S3FileSystem().mkdir("bucket")
-        yield environment
 
 
 @pytest.fixture(scope="module")

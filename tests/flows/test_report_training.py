@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from artifacts.stage import Made, Node, Stage
-from artifacts.store import ArtifactWriter, Store
+from artifacts.store import Store
+from artifacts.writer import ArtifactWriter
 from flows.report_training import draw_curves, training_section
 from flows.train_draft import DraftRun
 from tasks.curve_plots import training_plot

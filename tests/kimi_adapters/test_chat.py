@@ -15,6 +15,7 @@ from kimi_adapters.chat_masks import loss_mask, render
 from kimi_adapters.chat_plain import PlainFormat
 from kimi_adapters.chat_reasons import Rejected
 from kimi_adapters.tokenizer import Tokenizer
+from tests.tokens import encode_with_starts
 
 LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
@@ -96,7 +97,7 @@ def test_a_token_is_supervised_where_it_begins_in_something_said(
     ids: list[int] = []
     mask: list[int] = []
     for turn in turns:
-        found, starts = tokenizer.encode_with_starts("".join(text for text, _ in turn))
+        found, starts = encode_with_starts(tokenizer, "".join(text for text, _ in turn))
         said_at = [said for text, said in turn for _ in text]
         ids += [*found, tokenizer.token_id("<|im_end|>")]
         mask += [int(said_at[start]) for start in starts] + [1]

@@ -16,6 +16,7 @@ from kimi_adapters.tiny_checkpoint import make
 from kimi_adapters.tiny_config import Options
 from kimi_adapters.tiny_tokenizer import RANKS, SPECIALS, learn_ranks, special_id
 from kimi_adapters.tokenizer import Tokenizer
+from tests.tokens import encode_with_starts
 
 TEXTS = [
     "Hello world's children DON'T say I'LL, they'd say we've.",
@@ -116,7 +117,7 @@ def test_what_a_user_writes_is_no_special_token(folder: Path) -> None:
 
 def test_starts_are_characters(folder: Path) -> None:
     ours, text = Tokenizer(folder), "assistant: 你好 🙂 Größe"
-    ids, starts = ours.encode_with_starts(text)
+    ids, starts = encode_with_starts(ours, text)
     assert len(ids) == len(starts) and starts == sorted(starts) and starts[0] == 0 and max(starts) < len(text)
     first = next(i for i, start in enumerate(starts) if start >= text.index("你"))
     assert ours.decode(ids[first:]) == text[starts[first] :]

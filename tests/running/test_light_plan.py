@@ -1,8 +1,6 @@
 """A plan needs neither Prefect nor torch, and the flow's process no torch: else a plan would take ten seconds, not one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,15 +24,7 @@ def project(tmp_path: Path, cut_verifier: Path) -> Project:
 
 def modules(project: Project, program: str) -> set[str]:
     """Every module that a process has imported at its end."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        cwd=project.folder,
-        env=project.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = project.python(program)
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 

@@ -158,7 +158,7 @@ def test_forget_says_first_and_does_with_yes(shop: Shop) -> None:
 
 
 def test_a_wrong_path_makes_no_store(shop: Shop) -> None:
-    for command in ("verify", "gc", "show", "forget"):
+    for command in ("verify", "gc", "show", "forget", "push"):
         more = ["x"] if command in ("show", "forget") else []
         assert "there is no store at" in shop.eyas(command, *more, "--set", "store.path=/nowhere/else", code=2)
     assert not Path("/nowhere").exists()

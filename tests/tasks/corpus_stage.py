@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from artifacts.manifest import digest_file
-from artifacts.store import Sealed
+from artifacts.writer import Sealed
 from running.job import Job, read_outputs
 from tasks import corpus
 from tasks.formats import read_masks, read_tokens

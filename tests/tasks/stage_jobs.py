@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from artifacts.manifest import Ref
-from artifacts.store import ArtifactWriter, Store
+from artifacts.store import Store
+from artifacts.writer import ArtifactWriter
 from kimi_adapters.tensor_file import TensorFile, TensorWriter
 from running.job import Job, read_outputs
 from tasks import hidden_states, validation, validation_merge

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kimi_adapters.tokenizer import Tokenizer
 from tests.tasks.corpus_reading import read_file, tokenizer_of, write_rows
 from tests.tasks.corpus_stage import run_stage
+from tests.tokens import encode_with_starts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ["Yes.", "  yes ", "\n", "言葉 and words"]
@@ -36,7 +37,7 @@ def by_hand(talk: dict[str, Any], tokenizer: Tokenizer) -> tuple[list[int], list
     mask: list[int] = []
     for role, content in turns:
         header = f"{role}\n"
-        body, starts = tokenizer.encode_with_starts(header + content)
+        body, starts = encode_with_starts(tokenizer, header + content)
         said = int(role == "assistant")
         after = tokenizer.encode("\n")
         ids += [tokenizer.token_id("<|im_start|>"), *body, tokenizer.token_id("<|im_end|>"), *after]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from artifacts.store import ArtifactWriter
+from artifacts.writer import ArtifactWriter
 from kimi_adapters import walk
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.packing import PackedShards

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts.store import ArtifactWriter, Store
+from artifacts.store import Store
+from artifacts.writer import ArtifactWriter
 from tasks.arrays import write_arrays
 from tasks.checked_corpus import CheckedCorpus
 from tasks.sample_decisions import Drop, Reason, drops_of, norm_limits, reasons_of
