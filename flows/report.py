@@ -18,9 +18,10 @@ from tasks.settings import Settings
 
 def write_report(settings: Settings, store: Store, steps: list[Step], made: DraftRun, run_folder: Path) -> tuple[Path, str]:
     """The report's path (``report.md`` with its plots beside it) and its markdown for Prefect, plots inside."""
-    folder = run_folder.parent.parent / "reports" / run_folder.name
+    state = run_folder.parent.parent
+    folder = state / "reports" / run_folder.name
     folder.mkdir(parents=True)
-    curves = draw_curves(store, made, folder)
+    curves = draw_curves(store, made, folder, state / "plots")
     plots = [plot_of(store, made), *validation_plots(store, made.checked)]
     sections = [acceptance(made), f"![accepted by position]({PLOT})", training_section(made, curves)]
     sections.append(data_sections(settings, store, made))

@@ -1,12 +1,15 @@
 """The report's section about training: which step became the draft, and the curves."""
 
+import shutil
 from pathlib import Path
 
+from artifacts.code_digest import closure
+from artifacts.disk import write_atomically
+from artifacts.manifest import canonical_json, digest_bytes
 from artifacts.store import Store
 from flows.report_data import facts_ref, open_whole
 from flows.train_draft import DraftRun
-from tasks.curve_plots import training_plot
-from tasks.curves import read_curves
+from running.snapshot import project_root
 from tasks.formats import CURVES
 
 TRAINING_PLOT = "training.png"
@@ -28,13 +31,28 @@ def training_section(made: DraftRun, plot: Path | None) -> str:
     return f"## Training\n\n{sentence}" + (f"\n\n![curves of the training]({plot.name})" if plot else "")
 
 
-def draw_curves(store: Store, made: DraftRun, folder: Path) -> Path | None:
-    """The plot, drawn into ``folder``; None where the curves were collected."""
-    curves_folder = open_whole(store, facts_ref(made.training, "curves"))
-    if curves_folder is None:
+def draw_curves(store: Store, made: DraftRun, folder: Path, drawn: Path) -> Path | None:
+    """The plot, put into ``folder``; None where the curves were collected.
+
+    Plots are kept in ``drawn`` by what they show and the code that draws them: drawing loads two libraries, and a run in
+    which everything hits draws nothing.
+    """
+    curves, draft = facts_ref(made.training, "curves"), facts_ref(made.training, "draft")
+    source = open_whole(store, curves)
+    if source is None:
         return None
-    with open(curves_folder / CURVES, "rb") as file:
-        curves = read_curves(file)
+    code = closure(project_root(), "tasks.curve_plots")
+    kept = drawn / f"{digest_bytes(canonical_json([curves.digest, draft.facts['best_step'], code]))}.png"
+    if not kept.exists():
+        write_atomically(kept, _plot(source / CURVES, draft.facts["best_step"]))
     plot = folder / TRAINING_PLOT
-    plot.write_bytes(training_plot(curves, facts_ref(made.training, "draft").facts["best_step"]))
+    shutil.copyfile(kept, plot)
     return plot
+
+
+def _plot(path: Path, best_step: int) -> bytes:
+    from tasks.curve_plots import training_plot
+    from tasks.curves import read_curves
+
+    with open(path, "rb") as file:
+        return training_plot(read_curves(file), best_step)

@@ -20,6 +20,7 @@ from running.launch import Children, Order, Place, run_child
 from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
+from running.stopping import at_interrupt
 from running.waiting import Waiting
 from running.walk import Decision, Walk
 
@@ -32,6 +33,7 @@ class Execution:
     def __init__(self, walk: Walk, state: Path, run_folder: Path, pool: DevicePool, workspace: Path) -> None:
         self.walk, self.state, self.pool = walk, state, pool
         self.children = Children()
+        at_interrupt(self.children.stop)
         self.place = Place(
             snapshot=walk.code,
             run_folder=run_folder,

@@ -130,6 +130,7 @@ def test_an_unreachable_mirror_is_one_warning_and_the_next_run_makes_up_for_it(m
 def test_an_unknown_protocol_is_one_sentence_before_work_starts(machine: Any) -> None:
     for command in ("plan", "run", "push"):
         project = machine("nosuch://bucket")
+        project.store.mkdir(exist_ok=True)  # a push asks for it first
         done = project.eyas(command, str(project.settings))
         lines = [line for line in done.stderr.splitlines() if line.startswith("eyas: ")]
         assert done.returncode == 2 and len(lines) == 1 and "the protocol 'nosuch'" in lines[0], done.stderr

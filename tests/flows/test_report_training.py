@@ -48,17 +48,17 @@ def made(folder: Path, facts: dict[str, Any], replays: dict[int, float]) -> tupl
 def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
     facts = {"steps": 60, "loss": 0.15, "best_step": 30, "replayed_length": 1.754, "replayed_samples": 16}
     store, run = made(tmp_path, facts, {15: 1.2, 30: 1.754, 45: 1.5, 60: 1.7})
-    plot = draw_curves(store, run, tmp_path)
+    plot = draw_curves(store, run, tmp_path, tmp_path / "plots")
     assert plot is not None and plot.read_bytes().startswith(b"\x89PNG") and plot.stat().st_size > 20_000
     text = training_section(run, plot)
     assert "step 30" in text and "16 held-out samples" in text and "1.75 tokens a step" in text and f"]({plot.name})" in text
     shutil.rmtree(store.folder(run.training.outputs["curves"].digest))  # type: ignore[index]
-    assert draw_curves(store, run, tmp_path) is None and "![" not in training_section(run, None)
+    assert draw_curves(store, run, tmp_path, tmp_path / "plots") is None and "![" not in training_section(run, None)
 
 
 def test_a_run_without_replays_and_a_continued_one_say_so(tmp_path: Path) -> None:
     store, run = made(tmp_path, {"steps": 60, "loss": 0.15, "best_step": 60, "continued_at": 50}, {})
-    text = training_section(run, draw_curves(store, run, tmp_path))
+    text = training_section(run, draw_curves(store, run, tmp_path, tmp_path / "plots"))
     assert "that of the last step" in text and "first 50 steps were taken over" in text
 
 
@@ -78,3 +78,19 @@ def test_curves_come_back_with_their_types_and_gaps(tmp_path: Path, replays: dic
         assert values == [entry.get(name) for entry in curves(replays)]
     assert isinstance(columns["step"][0], int) and isinstance(columns["lr"][0], float)
     assert sum(value is not None for value in columns.get("replayed_length", [])) == len(replays)
+
+
+def test_a_plot_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in which everything hits loads no library that draws; other curves are drawn."""
+    store, run = made(tmp_path, {"steps": 60, "loss": 0.15, "best_step": 30}, {30: 1.5})
+    plots, folders = tmp_path / "plots", [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    first = draw_curves(store, run, folders[0], plots)
+    assert first is not None
+    monkeypatch.setattr("tasks.curve_plots.training_plot", lambda *_: b"drawn anew")
+    second = draw_curves(store, run, folders[1], plots)
+    assert second is not None and second.read_bytes() == first.read_bytes()
+    run.training.outputs["draft"].facts["best_step"] = 60  # type: ignore[index]
+    other = draw_curves(store, run, folders[1], plots)
+    assert other is not None and other.read_bytes() == b"drawn anew"
