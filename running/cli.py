@@ -101,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     forget.add_argument("ids", nargs="+", metavar="ID")
     forget.add_argument("--yes", action="store_true", help="do it; else it is only said")
 
+    adopt = command("adopt", commands.adopt, "keep what older code made, if some of it made again is the same")
+    adopt.add_argument("stage", metavar="STAGE", help="the costly stage, as plans name it: hidden_states")
+    adopt.add_argument("--shards", type=int, default=3, metavar="N", help="nodes that are made again (default: 3)")
+    adopt.add_argument("--because", metavar="WHY", help="why states within the tolerance may stay although their bytes differ")
+
     command("push", push, "give the mirror what it lacks")
     return parser
 

@@ -48,6 +48,18 @@ def run(settings: Any, parsed: Namespace) -> int:
     return 0
 
 
+def adopt(settings: Any, parsed: Namespace) -> int:
+    """Make some nodes of a stage again and take the others over; say what was shown."""
+    from flows.adopting import adopt as take
+
+    leave_nothing_behind()
+    stop_on_interrupt()
+    for one in take(settings, parsed.stage, parsed.shards, parsed.because):
+        shown = ", ".join(f"{name} {value}" for name, value in one.how.items() if name != "because")
+        print(f"adopted {one.rest} nodes of {parsed.stage}; {one.proof} made again: {shown}; changed: {', '.join(one.changes)}")
+    return 0
+
+
 @contextmanager
 def telling_no_server() -> Iterator[None]:
     """Turn Prefect's account of a server that cannot be reached into one sentence; every other error passes."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from artifacts.stage import Input, Made, Node, Pending
-from running.walk import Walk
+from running.walk import Decision, Walk
 
 
 class PlanExecutor:
@@ -11,6 +11,7 @@ class PlanExecutor:
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
+        self.decisions: list[Decision] = []
 
     def run(self, node: Node) -> Made:
         """Look one node up."""
@@ -21,6 +22,7 @@ class PlanExecutor:
         asked = list(nodes)
         known = [node for node in asked if not any(isinstance(source, Pending) for source in node.inputs.values())]
         decided = {id(decision.node): decision for decision in self.walk.decide(known)}
+        self.decisions += decided.values()
         made = []
         for node in asked:
             decision = decided.get(id(node))

@@ -59,6 +59,12 @@ def _maker(record: Record, digest: str) -> list[str]:
         f"made by  {node_of(record)} on {when} in {seconds} s on {device}{model}",
         f"         key {record.key}, git commit {known.get('git_commit') or 'unknown'}, Python {known.get('python', '?')}",
     ]
+    if adopted := known.get("adopted"):
+        shown = ", ".join(f"{name} {adopted[name]}" for name in ("relative_error", "agreement", "because") if name in adopted)
+        lines.append(
+            f"         adopted on {adopted['finished']} from key {adopted['from'][:12]} by {adopted['by']} of "
+            f"{len(adopted['proof'])} nodes made again{f' ({shown})' if shown else ''}"
+        )
     for one in known.get("rewritten", []):
         if digest in (one["from"], record.outputs[one["output"]].digest):
             lines.append(f"         rewritten on {one['time']} without {one['rows']} rows that were to be forgotten")

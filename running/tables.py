@@ -28,16 +28,20 @@ def reasons(because: list[str]) -> str:
 
 def node_table(steps: list[Step]) -> str:
     """What ``eyas plan`` prints: hits are counted by stage, everything else is listed."""
-    hits: dict[str, int] = {}
+    hits: dict[tuple[str, tuple[str, ...]], int] = {}
     rows = []
     for step in steps:
         if step.status == "hit":
-            hits[step.stage] = hits.get(step.stage, 0) + 1
+            group = (step.stage, tuple(step.because))
+            hits[group] = hits.get(group, 0) + 1
             continue
         size = f"{step.output_bytes / 1e6:,.0f} MB" if step.output_bytes else ""
         time = f"{step.estimate:,.0f} s" if step.estimate is not None else ""
         rows.append((step.stage, step.node, step.status, time, size, reasons(step.because)))
-    rows += [(stage, f"{count} nodes" if count > 1 else "", "hit", "", "", "") for stage, count in hits.items()]
+    rows += [
+        (stage, f"{count} nodes" if count > 1 else "", "hit", "", "", reasons(list(because)))
+        for (stage, because), count in hits.items()
+    ]
     count = {status: sum(step.status == status for step in steps) for status in ("hit", "run", "may run")}
     total = f"{count['hit']} hit, {count['run']} run, {count['may run']} may run"
     return table(("stage", "node", "status", "estimate", "size", "because"), rows) + f"\n\n{total}"
@@ -78,7 +82,7 @@ def stage_rows(steps: list[Step]) -> list[list[str]]:
     for stage in dict.fromkeys(step.stage for step in steps):
         mine = [step for step in steps if step.stage == stage]
         ran = [step for step in mine if step.status == "run"]
-        because = reasons(sorted({reason for step in ran for reason in step.because}))
+        because = reasons(sorted({reason for step in mine for reason in step.because}))
         seconds = sum(step.seconds or 0.0 for step in ran)
         rows.append([stage, str(len(ran)), str(len(mine) - len(ran)), f"{seconds:.1f}", because])
     return rows

@@ -112,6 +112,7 @@ class Walk:
         if record:
             parts = record.parts  # equal, since their keys are: one of the two is enough to keep
             step.digest = digest_of(record.outputs)
+            step.because = adopted_because(record)
         else:
             step.because = self._kin.explain(stage, parts)
             step.estimate = self._estimate(node)
@@ -207,6 +208,15 @@ class Walk:
                 waves.append([])
             waves[-1].append(decision)
         return waves
+
+
+def adopted_because(record: Record) -> list[str]:
+    """Why a record stands for code that did not make it: ``["adopted (equal bytes)"]``; else empty."""
+    adopted = record.lineage.get("adopted")
+    if not adopted:
+        return []
+    because = f": {adopted['because']}" if adopted.get("because") else ""
+    return [f"adopted ({adopted['by']}){because}"]
 
 
 def digest_of(outputs: dict[str, Any]) -> str:

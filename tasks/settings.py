@@ -85,6 +85,13 @@ class ValidationSettings(Section):
     min_agreement: float = Field(0.8, ge=0, le=1, description="Lowest share of such an answer's tokens that are its likeliest")
 
 
+class AdoptionSettings(Section):
+    """How near states made again must be for `eyas adopt` to take the others over although their bytes differ."""
+
+    max_relative_error: float = Field(0.01, ge=0, description="Largest |after - before| / |before| of a state over a shard")
+    min_agreement: float = Field(0.999, ge=0, le=1, description="Lowest share of rows whose likeliest token is the same")
+
+
 class VocabularySettings(Section):
     """The draft's vocabulary."""
 
@@ -220,6 +227,7 @@ class Settings(Section):
     corpus: CorpusSettings = CorpusSettings()
     hidden_states: HiddenStatesSettings = HiddenStatesSettings()
     validation: ValidationSettings = ValidationSettings()
+    adoption: AdoptionSettings = AdoptionSettings()
     vocabulary: VocabularySettings = VocabularySettings()
     training: TrainingSettings = TrainingSettings()
     acceptance: AcceptanceSettings = AcceptanceSettings()
