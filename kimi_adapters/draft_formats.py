@@ -12,8 +12,8 @@ Value = TypeVar("Value")
 _LAYER = (
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias",
-    "attention_dropout", "mlp_bias", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id",
-    "pad_token_id",
+    "attention_dropout", "mlp_bias", "use_sliding_window", "initializer_range", "tie_word_embeddings", "bos_token_id",
+    "eos_token_id", "pad_token_id",
 )  # fmt: skip
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
@@ -45,7 +45,7 @@ def vllm_config(config: Mapping[str, Any], dtype: str, verifier_name: str, verif
         "tie_word_embeddings": False,
         "dtype": dtype,
         "transformer_layer_config": {
-            **{name: layer[name] for name in _LAYER},
+            **{name: layer[name] for name in _LAYER if name in layer},
             "architectures": layer["architectures"],
             "rope_parameters": layer["rope_parameters"],
             "num_aux_hidden_states": len(ids),
@@ -65,7 +65,7 @@ def sglang_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
-        **{name: layer[name] for name in _LAYER},
+        **{name: layer[name] for name in _LAYER if name in layer},
         "rope_theta": rope["rope_theta"],
         "rope_scaling": scaling if rope["rope_type"] != "default" else None,
         "draft_vocab_size": config["draft_vocab_size"],

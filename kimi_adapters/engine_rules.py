@@ -10,6 +10,8 @@ srt/layers/rotary_embedding/). "as trained" means that the engine computes what 
     norm_before_residual       as trained                        ignored: the residual is always taken before the norm
     num_layers > 1             as trained                        as trained: later layers' input_layernorm is hidden_norm
     layer qwen3                as trained (its own class)        its Llama class drops q_norm and k_norm without a word
+    embeddings of its own      as trained                        replaced by the verifier's
+    a head of its own          as trained                        as trained
     head_dim, head counts      as trained                        as trained
     max_position_embeddings    raised to the serving length      raised to the serving length
     rope default               as trained                        as trained
@@ -65,6 +67,8 @@ def _of_sglang(
         yield "training.norm_before_residual is true, which it ignores"
     if recipe.get("layer", "llama") != "llama":
         yield f"training.layer is {recipe['layer']}, whose q_norm and k_norm it drops"
+    if recipe.get("train_embeddings"):
+        yield "the draft has embeddings of its own (training.train_embeddings), which it replaces by the verifier's"
     if dtype == "float32":
         yield "export.dtype is float32, which it serves in float16"
     if rope.get("attention_factor") is not None:

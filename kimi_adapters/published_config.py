@@ -18,6 +18,7 @@ from kimi_adapters.layer_ids import default_layer_ids
 
 FLAT_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
 LAYER_TYPES = ("llama", "qwen3")
+_ONLY = {"llama": {"mlp_bias": False}, "qwen3": {"use_sliding_window": False}}  # what one type has and the other has not
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -111,6 +112,7 @@ def _layer(layer: Fields, kind: str) -> dict[str, Any]:
     layer.only("mlp_bias", False)
     layer.only("bias", False)
     layer.only("tie_word_embeddings", False)
+    layer.only("use_sliding_window", False)
     if kind not in LAYER_TYPES:
         raise UserError(f"{layer.where} has layers of the type {kind!r}; supported: {', '.join(LAYER_TYPES)}.")
     heads, hidden = layer.take("num_attention_heads", int), layer.take("hidden_size", int)
@@ -135,7 +137,7 @@ def _layer(layer: Fields, kind: str) -> dict[str, Any]:
         "rms_norm_eps": layer.take("rms_norm_eps", float),
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "mlp_bias": False,
+        **_ONLY[kind],
         "initializer_range": layer.optional("initializer_range", float, 0.02),
         "tie_word_embeddings": False,
         **{name: layer.values.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},

@@ -76,6 +76,8 @@ def _version(config: Mapping[str, Any], engine: str) -> list[str]:
 
 def _acceptance(judged: list[dict[str, Any]]) -> str:
     """A row a method; lengths are tokens a verifier step, the bonus token included."""
+    if not judged:
+        return "Not measured when this was exported."
     rows = []
     for one in judged:
         facts = {name: one.get(name) for name in SHOWN}

@@ -62,25 +62,46 @@ def compute(job: Job) -> None:
     config = json.loads((job.input("draft") / "config.json").read_text())
     layer, ids = config["transformer_layer_config"], config["eagle_aux_hidden_state_layer_ids"]
     family = read_config(job.input("verifier")).family
-    check_engine(engine, {**config, "layer": layer["model_type"]}, ids, family, dtype, layer["rope_parameters"])
     with TensorFile(job.input("draft") / "model.safetensors") as file:
         tensors = read_tensors(file)
+    own = {"layer": layer["model_type"], "train_embeddings": not _embeds_as(tensors, job.input("verifier"))}
+    check_engine(engine, {**config, **own}, ids, family, dtype, layer["rope_parameters"])
     if engine == "sglang":
         values, named = sglang_config(config, dtype), sglang_names(tensors)
     else:
         values, named = vllm_config(config, dtype, name, family), tensors
     writer = job.writer("export")
-    writer.write("config.json", (json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
-    with writer.open("model.safetensors") as file:
-        write_tensors(file, named, getattr(torch, dtype), {"format": "pt"})
+    with writer.open("config.json") as text:
+        text.write((json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
+    with writer.open("model.safetensors") as weights:
+        write_tensors(weights, named, getattr(torch, dtype), {"format": "pt"})
     judged = [json.loads((folder / ACCEPTANCE).read_text()) for folder in job.inputs("acceptance")]
     writer.write("README.md", card(config, job.settings, job.digests["draft"], judged).encode())
     compared = _check_read_back(writer.folder, config, tensors, getattr(torch, dtype))
     if engine == "vllm":
         _check_speculators(writer.folder, job.input("verifier"))
     parameters = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
-    sealed = writer.seal(engine=engine, dtype=dtype, parameters=parameters, reload_checked=compared)
+    served = digest_bytes(canonical_json([text.close(), weights.close()]))  # what an engine reads: all but the card
+    sealed = writer.seal(engine=engine, dtype=dtype, parameters=parameters, reload_checked=compared, served=served)
     job.finish({"export": sealed})
+
+
+def _embeds_as(tensors: Mapping[str, Any], verifier: Path) -> bool:
+    """Whether the draft embeds tokens as the verifier does."""
+    import torch
+
+    from kimi_adapters.tensor_file import TensorFile
+    from kimi_adapters.tensor_names import role_of
+    from kimi_adapters.weights import torch_dtype, weight_files
+
+    own = tensors["embed_tokens.weight"]
+    for path in weight_files(verifier):
+        with TensorFile(path) as file:
+            for name in (name for name in file.entries if role_of(name) == "embed"):
+                theirs = torch.empty(file.entry(name).shape, dtype=torch_dtype(file.entry(name).dtype))
+                file.read_into(name, theirs.view(torch.uint8).numpy().data)
+                return torch.equal(own, theirs.to(own.dtype))
+    return False
 
 
 def _check_read_back(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], dtype: Any) -> int:

@@ -56,12 +56,17 @@ def exported(
     bench: Bench, engine: str, dtype: str = "bfloat16", vocabulary: DraftVocabulary = VOCABULARY, **recipe: Any
 ) -> Path:
     """The directory that the stage makes of a tiny draft."""
+    return bench.store.open(made(bench, engine, dtype, tiny_draft(Recipe(**recipe), vocabulary)).digest)
+
+
+def made(bench: Bench, engine: str, dtype: str, model: Any, facts: dict[str, Any] = FACTS) -> Ref:
+    """The stage's output for a draft and what was measured of it."""
     draft, judged = ArtifactWriter("draft", bench.workspace), ArtifactWriter("acceptance", bench.workspace)
-    save_draft(tiny_draft(Recipe(**recipe), vocabulary), draft.open)
-    judged.write(ACCEPTANCE, json.dumps(FACTS).encode())
+    save_draft(model, draft.open)
+    judged.write(ACCEPTANCE, json.dumps(facts).encode())
     inputs = {"draft": bench.store.commit(draft.seal()).digest, "acceptance.0": bench.store.commit(judged.seal()).digest}
-    made = bench.job(export.compute, {**SETTINGS, "engine": engine, "dtype": dtype}, {**inputs, "verifier": bench.verifier})
-    return bench.store.open(made["export"])
+    settings = {**SETTINGS, "engine": engine, "dtype": dtype}
+    return bench.refs[bench.job(export.compute, settings, {**inputs, "verifier": bench.verifier})["export"]]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -118,6 +123,22 @@ def test_a_draft_that_the_engine_would_misread_is_not_written(bench: Bench) -> N
         exported(bench, "sglang", dtype="float32")
 
 
+def test_embeddings_of_a_drafts_own_are_not_for_sglang(bench: Bench) -> None:
+    model = tiny_draft()
+    with torch.no_grad():
+        model.embed_tokens.weight[5] += 1
+    made(bench, "vllm", "bfloat16", model)
+    with pytest.raises(UserError, match="embeddings of its own"):
+        made(bench, "sglang", "bfloat16", model)
+
+
+def test_another_card_is_another_export_of_what_an_engine_reads_as_before(bench: Bench) -> None:
+    model = tiny_draft()
+    once, again = (made(bench, "vllm", "bfloat16", model, {**FACTS, "length": length}) for length in (2.5, 2.6))
+    other = made(bench, "vllm", "float32", model)
+    assert once.digest != again.digest and once.facts["served"] == again.facts["served"] != other.facts["served"]
+
+
 def settings(**values: Any) -> Settings:
     return Settings.model_validate({"export": {"engines": ["vllm", "sglang"]}, **values})
 
@@ -145,10 +166,10 @@ def test_a_node_an_engine_reads_of_acceptance_what_the_card_shows() -> None:
     training = Node(Stage("training", "tasks.training", ()), "", {"lr": 0.1}, {f"ids.{i}": Input(str(i)) for i in range(3)})
     draft = Made(training, {"draft": Ref.model_construct(kind="draft", digest="d", facts={})})
 
-    def made(**facts: Any) -> list[Node]:
+    def planned(**facts: Any) -> list[Node]:
         return export.nodes(settings(), draft, [judged(**facts)], target("llama"))
 
-    (vllm, sglang), again, other = made(), made(steps=5), made(length=2.6)
+    (vllm, sglang), again, other = planned(), planned(steps=5), planned(length=2.6)
     assert [node.settings["engine"] for node in (vllm, sglang)] == ["vllm", "sglang"] and vllm.name == "vllm"
     assert vllm.settings["recipe"] == {"lr": 0.1} and list(vllm.settings["data"]) == ["ids of 3 shards"]
     digests = [getattr(nodes[0].inputs["acceptance.0"], "digest", None) for nodes in ([vllm], again, other)]
