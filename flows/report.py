@@ -61,11 +61,12 @@ def lineage(store: Store, made: DraftRun) -> str:
     outputs = {
         "vocabulary": facts_ref(made.vocabulary, "vocabulary"),
         "draft": facts_ref(made.training, "draft"),
-        "checkpoint": facts_ref(made.export, "export"),
+        **{f"checkpoint for {one.node.name}": facts_ref(one, "export") for one in made.exports},
     }
     rows = [[name, f"`{ref.digest}`", ", ".join(_plain(ref.facts))] for name, ref in outputs.items()]
-    where = store.folder(outputs["checkpoint"].digest)
-    return f"## Artifacts\n\n{markdown_table(['artifact', 'digest', 'facts'], rows)}\n\nThe checkpoint lies in `{where}`."
+    places = [f"`{store.folder(facts_ref(one, 'export').digest)}` ({one.node.name})" for one in made.exports]
+    where = f"The checkpoint lies in {' and '.join(places)}."
+    return f"## Artifacts\n\n{markdown_table(['artifact', 'digest', 'facts'], rows)}\n\n{where}"
 
 
 def _plain(facts: dict[str, Any]) -> list[str]:

@@ -34,8 +34,13 @@ class DraftRun:
     vocabulary: Made
     training: Made
     judged: list[Made]
-    export: Made
+    exports: list[Made]
     legacy: list[Made] = field(default_factory=list)
+
+    @property
+    def export(self) -> Made:
+        """The checkpoint for the engine that is named first."""
+        return self.exports[0]
 
 
 def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
@@ -51,6 +56,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     target = obtain_verifier(settings, run, memo)
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
+    export.check(settings, target, hidden_states.layer_ids(settings, target))
     answered = run.map(synthesis.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
@@ -68,10 +74,9 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
-    *judged, exported = run.map(
-        [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]
-    )
-    for final in (*judged, exported):
+    judged = run.map(acceptance.nodes(settings, shards, states, checked, draft, target))
+    exported = run.map(export.nodes(settings, draft, judged, target))
+    for final in (*judged, *exported):
         if final.outputs is not None:
             run.require(final)
     return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)

@@ -27,7 +27,7 @@ class Recipe:
     The draft is that of the step whose replay on up to `replay_samples` held-out samples accepts most; a replay comes
     every `replay_every_steps` (None: four times in a run; 0: never, the last step's draft is taken) and at the end.
     After `patience` replays without a better one the run ends.
-    The four flags are speculators' own; SGLang honours none but False.
+    The four flags are speculators' own; what an engine makes of them stands in `engine_rules`.
     """
 
     lr: float = 1e-3

@@ -4,7 +4,7 @@ A stage's own section is in its key. ``running``, ``store``, ``report``, ``gates
 Paths are relative to the working directory.
 """
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -172,8 +172,17 @@ class AcceptanceSettings(Section):
 class ExportSettings(Section):
     """What the checkpoint is for."""
 
-    engine: Literal["vllm"] = Field("vllm", description="vLLM loads the speculators format")
+    engines: list[Literal["vllm", "sglang"]] = Field(
+        ["vllm"], min_length=1, description="Engines that shall load it; each gets a directory of its own format"
+    )
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_engine(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "engine" in values and "engines" not in values:
+            return {"engines": [values["engine"]], **{name: value for name, value in values.items() if name != "engine"}}
+        return values
 
 
 class GateSettings(Section):
