@@ -14,7 +14,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "max_length": _INT,
         "parameters": _INT,
     },
-    "conversations": {"conversations": _INT, "prompts": _INT, "tokens": _INT},
+    "conversations": {
+        "conversations": _INT,
+        "prompts": _INT,
+        "tokens": _INT,
+        "errors": _INT,
+        "reasons": _DICT,
+        "text_only": _INT,
+    },
     "token_shard": {"tokens": _INT, "samples": _INT},
     "loss_masks": {
         "tokens": _INT,

@@ -10,6 +10,7 @@ from running.walk import Executor
 from tasks import (
     acceptance,
     corpus,
+    endpoint_synthesis,
     export,
     hidden_states,
     legacy,
@@ -45,13 +46,16 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     """
     verifier.check(settings.verifier)
     acceptance.check(settings)
+    if settings.synthesis.source == "endpoint":
+        endpoint_synthesis.check(settings)
     training.check(settings)
     files = corpus.files(settings, memo)
 
     target = obtain_verifier(settings, run, memo)
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
-    answered = run.map(synthesis.nodes(settings, target))
+    answering = endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis
+    answered = run.map(answering.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
