@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artifacts.stage import Made
+from flows.engine_gates import gate_engine
 from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
 from running.walk import Executor
 from tasks import (
     acceptance,
     corpus,
     endpoint_synthesis,
+    engine_acceptance,
     export,
     hidden_states,
     legacy,
@@ -37,6 +39,7 @@ class DraftRun:
     judged: list[Made]
     export: Made
     legacy: list[Made] = field(default_factory=list)
+    engines: list[Made] = field(default_factory=list)
 
 
 def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
@@ -46,6 +49,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     """
     verifier.check(settings.verifier)
     acceptance.check(settings)
+    engine_acceptance.check(settings)
     if settings.synthesis.source == "endpoint":
         endpoint_synthesis.check(settings)
     training.check(settings)
@@ -72,13 +76,14 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
-    *judged, exported = run.map(
-        [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]
-    )
+    judging = acceptance.nodes(settings, shards, states, checked, draft, target, verifier.decodes(target))
+    *judged, exported = run.map([*judging, export.node(settings, draft, target)])
+    engines = run.map(engine_acceptance.nodes(settings, exported, target))
+    gate_engine(settings, judged, engines)
     for final in (*judged, exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, engines)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
