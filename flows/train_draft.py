@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artifacts.stage import Made
+from flows.engine_gates import gate_engine
 from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
 from running.walk import Executor
 from tasks import (
     acceptance,
     corpus,
+    endpoint_synthesis,
+    engine_acceptance,
     export,
     hidden_states,
     legacy,
@@ -36,6 +39,7 @@ class DraftRun:
     judged: list[Made]
     exports: list[Made]
     legacy: list[Made] = field(default_factory=list)
+    engines: list[Made] = field(default_factory=list)
 
     @property
     def export(self) -> Made:
@@ -50,6 +54,9 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     """
     verifier.check(settings.verifier)
     acceptance.check(settings)
+    engine_acceptance.check(settings)
+    if settings.synthesis.source == "endpoint":
+        endpoint_synthesis.check(settings)
     training.check(settings)
     files = corpus.files(settings, memo)
 
@@ -57,7 +64,8 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
     export.check(settings, target, hidden_states.layer_ids(settings, target))
-    answered = run.map(synthesis.nodes(settings, target))
+    answering = endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis
+    answered = run.map(answering.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
@@ -74,12 +82,15 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
-    judged = run.map(acceptance.nodes(settings, shards, states, checked, draft, target))
+    judging = acceptance.nodes(settings, shards, states, checked, draft, target, verifier.decodes(target))
+    judged = run.map(judging)
     exported = run.map(export.nodes(settings, draft, judged, target))
+    engines = run.map(engine_acceptance.nodes(settings, exported, target))
+    gate_engine(settings, judged, engines)
     for final in (*judged, *exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, engines)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
