@@ -10,6 +10,7 @@ from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, 
 from running.walk import Executor
 from tasks import (
     acceptance,
+    comparison,
     corpus,
     endpoint_synthesis,
     engine_acceptance,
@@ -40,6 +41,7 @@ class DraftRun:
     exports: list[Made]
     legacy: list[Made] = field(default_factory=list)
     engines: list[Made] = field(default_factory=list)
+    compared: list[Made] = field(default_factory=list)
 
     @property
     def export(self) -> Made:
@@ -63,14 +65,16 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     target = obtain_verifier(settings, run, memo)
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
-    export.check(settings, target, hidden_states.layer_ids(settings, target))
+    layer_ids = hidden_states.layer_ids(settings, target)
+    export.check(settings, target, layer_ids)
+    comparison.check(settings, target, layer_ids, decodes=settings.acceptance.prompts is not None)
     answering = endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis
     answered = run.map(answering.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
     gate_lost(settings, corpora)
-    taken = run.map(legacy.nodes(settings, hidden_states.layer_ids(settings, target), target, memo, forgotten))
+    taken = run.map(legacy.nodes(settings, layer_ids, target, memo, forgotten))
     gate_sides(settings, [*corpora, *taken])
     own = corpus.shards(corpora)
     shards = [*own, *legacy.shards(taken)]
@@ -84,13 +88,14 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
     judging = acceptance.nodes(settings, shards, states, checked, draft, target, verifier.decodes(target))
     judged = run.map(judging)
+    compared = run.map(comparison.nodes(settings, judging, target, memo))
     exported = run.map(export.nodes(settings, draft, judged, target))
     engines = run.map(engine_acceptance.nodes(settings, exported, target))
     gate_engine(settings, judged, engines)
-    for final in (*judged, *exported):
+    for final in (*judged, *compared, *exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, engines)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, engines, compared)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:

@@ -85,6 +85,8 @@ def _acceptance(judged: list[dict[str, Any]]) -> str:
         positions = ", ".join(f"{share:.0%}" for share in facts["per_position"] or ())
         untrained = "" if facts["untrained_length"] is None else f"{facts['untrained_length']:.2f}"
         counts = f"{facts['prompts'] or 0:,} samples, {facts['tokens'] or 0:,} tokens"
-        rows.append([facts["method"], str(facts["k"]), f"**{facts['length']:.2f}**", interval, positions, untrained, counts])
+        rows.append(
+            [str(facts["method"]), str(facts["k"]), f"**{facts['length']:.2f}**", interval, positions, untrained, counts]
+        )
     head = ["method", "k", "acceptance length", "95% interval", "accepted at 1, 2, …", "untrained", "measured on"]
     return f"{markdown_table(head, rows)}\n\nAcceptance length: tokens a verifier step, the bonus token included."

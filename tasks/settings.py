@@ -165,6 +165,9 @@ class AcceptanceSettings(EngineAcceptance):
     max_prompts: int = Field(16, gt=0)
     k: int = Field(3, gt=0, description="Tokens drafted a verifier step")
     max_new_tokens: int = Field(64, gt=0)
+    compare: list[str] = Field(
+        [], description="Directories of published drafts, of vLLM's or SGLang's format, judged beside ours"
+    )
 
 
 class ExportSettings(Section):
