@@ -44,12 +44,12 @@ def check(settings: Settings) -> None:
 
 
 def nodes(settings: Settings, exports: list[Made], verifier: Verifier) -> list[Node]:
-    """The one node, where an engine is named. Its version is asked for once the draft is known."""
+    """The one node, where an engine is named, for the export that vLLM loads. Its version is asked for once that is known."""
     chosen = settings.acceptance
     if chosen.engine == "none":
         return []
-    assert chosen.prompts is not None
     exported = next(one for one in exports if one.node.settings["engine"] == "vllm")
+    assert chosen.prompts is not None
     count = min(chosen.max_prompts, settings.limit or chosen.max_prompts)
     rows = read_prompts(chosen.prompts, count)
     started = chosen.engine == "start"

@@ -24,7 +24,7 @@ from tests.engine_endpoint import FORMAT, MODEL, Endpoint, Engine, serving
 from tests.projects import free_port
 
 QUESTIONS = ("Tell me about owls.", "What is 2+2?", "Tell me about moss.", "Hi!")  # the second and the last end by themselves
-ROWS = [{"id": f"p{n}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(QUESTIONS)]
+ROWS: list[dict[str, Any]] = [{"id": f"p{n}", "messages": [{"role": "user", "content": q}]} for n, q in enumerate(QUESTIONS)]
 TOKENS = 12
 
 
@@ -53,10 +53,14 @@ class Chunk:
 
     def answered(self, endpoint: Endpoint, **told: Any) -> list[dict[str, Any]]:
         """Do the chunk by the stage itself; the lines of the artifact."""
+        return self.answered_at(endpoint.url, **told)
+
+    def answered_at(self, url: str, **told: Any) -> list[dict[str, Any]]:
+        """The same at an address."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / "prompts.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        knobs = {"url": endpoint.url, "api_key_env": None, "concurrency": 2, "timeout": 20.0, "attempts": 4, "backoff": 0.01}
+        knobs = {"url": url, "api_key_env": None, "concurrency": 2, "timeout": 20.0, "attempts": 4, "backoff": 0.01}
         job = Job(
             key="k",
             label="the test's chunk",

@@ -25,9 +25,8 @@ from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.engine_endpoint import FORMAT, MODEL, Endpoint, Engine, serving
 
-ROWS = [
-    {"id": f"p{n}", "messages": [{"role": "user", "content": f"Tell me about {t}."}]} for n, t in enumerate(("owls", "ink"))
-]
+QUESTIONS = ("Tell me about owls.", "Tell me about ink.")
+ROWS: list[dict[str, Any]] = [{"id": f"p{n}", "messages": [{"role": "user", "content": q}]} for n, q in enumerate(QUESTIONS)]
 TOKENS, K = 9, 3
 
 
