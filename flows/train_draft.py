@@ -13,6 +13,7 @@ from tasks import (
     export,
     hidden_states,
     legacy,
+    parents,
     synthesis,
     training,
     validation,
@@ -51,23 +52,25 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     target = obtain_verifier(settings, run, memo)
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
+    layer_ids = hidden_states.layer_ids(settings, target)
+    parent = parents.find(settings, target, layer_ids, memo)
     answered = run.map(synthesis.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
     gate_lost(settings, corpora)
-    taken = run.map(legacy.nodes(settings, hidden_states.layer_ids(settings, target), target, memo, forgotten))
+    taken = run.map(legacy.nodes(settings, layer_ids, target, memo, forgotten))
     gate_sides(settings, [*corpora, *taken])
     own = corpus.shards(corpora)
     shards = [*own, *legacy.shards(taken)]
-    words = run.run(vocabulary.node(settings, shards, target))
+    words = run.run(vocabulary.node(settings, shards, target, parent))
     gate_coverage(settings, words)
     states = [*run.map(hidden_states.nodes(settings, own, target)), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
-    draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
+    draft = run.run(training.node(settings, shards, states, checked, words, target, memo, parent))
     *judged, exported = run.map(
         [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]
     )

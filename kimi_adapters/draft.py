@@ -84,7 +84,7 @@ def draft_config(
         hidden_act="silu",
         max_position_embeddings=recipe.max_position_embeddings or verifier.max_position_embeddings,
         rms_norm_eps=verifier.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": verifier.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta or verifier.rope_theta},
         attention_bias=False,
         attention_dropout=0.0,
         mlp_bias=False,
@@ -124,7 +124,8 @@ def build_draft(
     """A float32 draft on CPU: initialised from `seed`, then from the tensors of `parent` where one is given.
 
     Embeddings, final norm and head are the verifier's and frozen, as speculators has it; nothing is read from disk.
-    UserError: rows or a parent of other shapes.
+    `parent` (see `warm_start.parent_tensors`) may bring embeddings and a head of its own, which its layers go with; what
+    the draft is trained against stays the verifier's. UserError: rows or a parent of other shapes.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -139,7 +140,8 @@ def build_draft(
         tensors |= {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
     copy_tensors(model, tensors, "The verifier")
     if parent is not None:
-        copy_tensors(model, {name: parent[name] for name in trainable_state(model) if name in parent}, "The parent draft")
+        own = [name for name, _ in model.named_parameters() if name not in VERIFIER_ONLY and name in parent]
+        copy_tensors(model, {name: parent[name] for name in own}, "The parent draft")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in tensors)
     return model.train()

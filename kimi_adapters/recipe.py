@@ -23,7 +23,8 @@ class Recipe:
     (None: 0.02; with the scheduler none it never moves).
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
-    `max_position_embeddings` must reach the length at which the draft will serve.
+    `max_position_embeddings` must reach the length at which the draft will serve. `rope_theta` is the base of the rotary
+    positions, the verifier's where it is None.
     The draft is that of the step whose replay on up to `replay_samples` held-out samples accepts most; a replay comes
     every `replay_every_steps` (None: four times in a run; 0: never, the last step's draft is taken) and at the end.
     After `patience` replays without a better one the run ends.
@@ -53,6 +54,7 @@ class Recipe:
     head_dim: int | None = None
     intermediate_size: int | None = None
     max_position_embeddings: int | None = None
+    rope_theta: float | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -70,7 +72,7 @@ class Recipe:
     def __post_init__(self) -> None:
         positive = (
             "lr", "epochs", "grad_clip", "pack_tokens", "packs_per_step", "ttt_steps", "ttt_decay", "num_layers",
-            "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings",
+            "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings", "rope_theta",
             "checkpoint_every_steps", "replay_samples", "patience",
         )  # fmt: skip
         for name in positive:

@@ -1,0 +1,60 @@
+"""What a recipe takes over from a parent draft, and what of it must be the parent's. Plain data: a plan asks it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from errors import UserError
+from kimi_adapters.config_fields import TextConfig
+from kimi_adapters.recipe import Recipe
+
+# A field of the recipe, and where a draft's configuration has it: in its layer, or beside it.
+_LAYER_FIELDS = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate_size",
+}
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_PLAIN_ROPE = ("default", None)
+
+
+def inherit(recipe: Recipe, parent: Mapping[str, Any], verifier: TextConfig, layer_ids: Sequence[int]) -> Recipe:
+    """The recipe with the parent's shape where it leaves one open.
+
+    `parent`: the parent's configuration in speculators' form (`draft.draft_config_values`). Its longest position is
+    not taken over: no weight depends on it. UserError: a parent for a verifier of other sizes, other auxiliary layers,
+    or a shape or flag in which the recipe differs from it.
+    """
+    layer = parent["transformer_layer_config"]
+    _of_this_verifier(layer, verifier)
+    ids = parent.get("eagle_aux_hidden_state_layer_ids")
+    if ids and list(ids) != list(layer_ids):
+        raise UserError(
+            f"training.parent reads the auxiliary layers {list(ids)}, and the states are of {list(layer_ids)}: set "
+            "hidden_states.layer_ids to the parent's, or leave training.parent empty"
+        )
+    theirs = {name: layer[there] for name, there in _LAYER_FIELDS.items()} | {name: parent[name] for name in _FLAGS}
+    theirs["rope_theta"] = float(layer["rope_parameters"]["rope_theta"])
+    asked = {name: getattr(recipe, name) for name in theirs}
+    if differing := [name for name, value in asked.items() if value is not None and value != theirs[name]]:
+        told = ", ".join(f"training.{name} {theirs[name]} and not {asked[name]}" for name in differing)
+        raise UserError(f"the draft that training.parent names has {told}: set it as the parent has it, or train without it")
+    return replace(recipe, **theirs)
+
+
+def _of_this_verifier(layer: Mapping[str, Any], verifier: TextConfig) -> None:
+    """UserError: sizes of another verifier, or what our drafts never have."""
+    for name in ("hidden_size", "vocab_size"):
+        if layer[name] != getattr(verifier, name):
+            raise UserError(
+                f"training.parent names a draft for a verifier of {name} {layer[name]}, and this one has "
+                f"{getattr(verifier, name)}: give a draft of this verifier"
+            )
+    kind = layer["rope_parameters"].get("rope_type")
+    if kind not in _PLAIN_ROPE or layer.get("attention_bias"):
+        raise UserError(
+            f"training.parent names a draft with the rope_type {kind!r} and attention_bias "
+            f"{bool(layer.get('attention_bias'))}: drafts trained here have plain positions and no biases, so train without it"
+        )
