@@ -10,7 +10,7 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 
 from errors import UserError
 from kimi_adapters.config import TextConfig
@@ -22,6 +22,10 @@ from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 
 VERIFIER_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
+_LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_ONLY = {"llama": {"mlp_bias": False}, "qwen3": {"use_sliding_window": False}}  # what one kind has and the other has not
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def draft_config(
             f"The draft has {num_heads} heads over {num_kv_heads} key-value heads of size {head_dim}; give head counts "
             "that divide and an even training.head_dim."
         )
-    layer = LlamaConfig(
+    layer = _LAYERS[recipe.layer](
         vocab_size=verifier.vocab_size,
         hidden_size=verifier.hidden_size,
         intermediate_size=recipe.intermediate_size or verifier.intermediate_size,
@@ -87,7 +91,7 @@ def draft_config(
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta or verifier.rope_theta},
         attention_bias=False,
         attention_dropout=0.0,
-        mlp_bias=False,
+        **_ONLY[recipe.layer],
         initializer_range=0.02,
         tie_word_embeddings=False,
         bos_token_id=verifier.bos_token_id,
@@ -103,7 +107,7 @@ def draft_config(
         norm_before_fc=recipe.norm_before_fc,
         fc_norm=recipe.fc_norm,
         norm_output=recipe.norm_output,
-        embed_requires_grad=False,
+        embed_requires_grad=recipe.train_embeddings,
         eagle_aux_hidden_state_layer_ids=list(layer_ids),
         speculators_config=SpeculatorsConfig(
             algorithm="eagle3",
@@ -120,10 +124,12 @@ def build_draft(
     vocabulary: DraftVocabulary,
     seed: int,
     parent: Mapping[str, Tensor] | None = None,
+    train_lm_head: bool = False,
 ) -> Eagle3DraftModel:
     """A float32 draft on CPU: initialised from `seed`, then from the tensors of `parent` where one is given.
 
-    Embeddings, final norm and head are the verifier's and frozen, as speculators has it; nothing is read from disk.
+    Embeddings, final norm and head are the verifier's and frozen, as speculators has it, but for embeddings that the
+    configuration wants trained and, with `train_lm_head`, the head; nothing is read from disk.
     `parent` (see `warm_start.parent_tensors`) may bring embeddings and a head of its own, which its layers go with; what
     the draft is trained against stays the verifier's. UserError: rows or a parent of other shapes.
     """
@@ -131,8 +137,8 @@ def build_draft(
         torch.manual_seed(seed)
         model = Eagle3DraftModel(config).float()
     tensors = {
-        "embed_tokens.weight": rows.embed,
-        "lm_head.weight": rows.lm_head,
+        EMBEDDINGS: rows.embed,
+        HEAD: rows.lm_head,
         "verifier_lm_head.weight": rows.lm_head,
         "verifier_norm.weight": rows.norm,
     }
@@ -142,9 +148,29 @@ def build_draft(
     if parent is not None:
         own = [name for name, _ in model.named_parameters() if name not in VERIFIER_ONLY and name in parent]
         copy_tensors(model, {name: parent[name] for name in own}, "The parent draft")
+    trained = {HEAD: train_lm_head, EMBEDDINGS: config.embed_requires_grad}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in tensors)
+        parameter.requires_grad_(trained.get(name, name not in tensors))
+    if config.embed_requires_grad:
+        _let_embeddings_learn(model)
     return model.train()
+
+
+class _LearningEmbedding(torch.nn.Embedding):
+    """Looks up with a gradient though its caller forbids one."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(ids)
+
+
+def _let_embeddings_learn(model: Eagle3DraftModel) -> None:
+    """speculators 0.9 has `embed_requires_grad`, but its forward looks embeddings up under `no_grad`, where none arrives.
+
+    And its padding index would keep one row, a token like others (SmolLM2 pads with <|im_end|>), from learning.
+    """
+    model.embed_tokens.__class__ = _LearningEmbedding
+    model.embed_tokens.padding_idx = None
 
 
 def copy_tensors(model: Eagle3DraftModel, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -162,9 +188,7 @@ def copy_tensors(model: Eagle3DraftModel, tensors: Mapping[str, Tensor], source:
 
 def trainable_state(model: Eagle3DraftModel) -> dict[str, Tensor]:
     """A copy of the trained tensors, on CPU, in the model's order."""
-    frozen = {"embed_tokens.weight", "lm_head.weight", *VERIFIER_ONLY}
-    named = model.named_parameters()
-    return {name: value.detach().cpu().clone() for name, value in named if name not in frozen}
+    return {name: value.detach().cpu().clone() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def draft_shape(model: Eagle3DraftModel) -> DraftShape:
@@ -178,8 +202,8 @@ def draft_config_values(config: Eagle3SpeculatorConfig, dtype: torch.dtype) -> d
     layer_fields = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias",
-        "attention_dropout", "mlp_bias", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id",
-        "pad_token_id",
+        "attention_dropout", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id",
+        "pad_token_id", *_ONLY[layer.model_type],
     )  # fmt: skip
     rope = layer.rope_parameters
     return {
@@ -199,7 +223,7 @@ def draft_config_values(config: Eagle3SpeculatorConfig, dtype: torch.dtype) -> d
         "dtype": str(dtype).removeprefix("torch."),
         "transformer_layer_config": {
             "model_type": layer.model_type,
-            "architectures": ["LlamaForCausalLM"],
+            "architectures": [_ARCHITECTURES[layer.model_type]],
             "rope_parameters": {"rope_type": rope["rope_type"], "rope_theta": rope["rope_theta"]},
             **{name: getattr(layer, name) for name in layer_fields},
         },

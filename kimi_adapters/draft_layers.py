@@ -39,14 +39,15 @@ class DraftShape:
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
+    qk_norm: bool
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> Self:
         """From a speculators config.json as `draft.draft_config_values` writes it. KeyError: a field is missing."""
         layer = values["transformer_layer_config"]
         rope = layer["rope_parameters"]
-        if layer["model_type"] != "llama" or rope["rope_type"] != "default":
-            raise ValueError("only drafts of Llama layers with plain rotary positions are run here")
+        if layer["model_type"] not in ("llama", "qwen3") or rope["rope_type"] != "default":
+            raise ValueError("only drafts of Llama or Qwen3 layers with plain rotary positions are run here")
         return cls(
             vocab_size=layer["vocab_size"],
             draft_vocab_size=values["draft_vocab_size"],
@@ -62,6 +63,7 @@ class DraftShape:
             norm_before_fc=values["norm_before_fc"],
             fc_norm=values["fc_norm"],
             norm_output=values["norm_output"],
+            qk_norm=layer["model_type"] == "qwen3",
         )
 
     def tensor_names(self) -> set[str]:
@@ -69,6 +71,7 @@ class DraftShape:
         attention = [f"self_attn.{name}_proj" for name in "qkvo"]
         inside = [*attention, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
         inside += ["input_layernorm", "post_attention_layernorm"]
+        inside += ["self_attn.q_norm", "self_attn.k_norm"] if self.qk_norm else []
         names = ["embed_tokens", "fc", "norm", "lm_head", "layers.0.hidden_norm"]
         names += [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in inside]
         names += ["input_norm"] if self.norm_before_fc else []
@@ -182,11 +185,13 @@ class DraftLayers:
 
     def _queries(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
         queries = self._linear(f"layers.{layer}.self_attn.q_proj", x)
-        return self._rotate(queries.view(len(x), self.shape.num_heads, self.shape.head_dim), positions)
+        heads = queries.view(len(x), self.shape.num_heads, self.shape.head_dim)
+        return self._rotate(self._head_norm(f"layers.{layer}.self_attn.q_norm", heads), positions)
 
     def _keys_values(self, layer: int, x: Tensor, positions: Tensor) -> KeyValue:
         size = (len(x), self.shape.num_kv_heads, self.shape.head_dim)
         keys = self._linear(f"layers.{layer}.self_attn.k_proj", x).view(size)
+        keys = self._head_norm(f"layers.{layer}.self_attn.k_norm", keys)
         return self._rotate(keys, positions), self._linear(f"layers.{layer}.self_attn.v_proj", x).view(size)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, chain: Sequence[KeyValue]) -> Tensor:
@@ -232,6 +237,10 @@ class DraftLayers:
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.shape.rms_norm_eps)
         return self.weights[f"{name}.weight"] * (wide * scale).to(x.dtype)
+
+    def _head_norm(self, name: str, x: Tensor) -> Tensor:
+        """Qwen3's norm over each head of [R, heads, d]; a Llama layer has none."""
+        return self._norm(name, x) if self.shape.qk_norm else x
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weights[f"{name}.weight"])

@@ -10,6 +10,7 @@ from kimi_adapters.recipe import Recipe
 
 # A field of the recipe, and where a draft's configuration has it: in its layer, or beside it.
 _LAYER_FIELDS = {
+    "layer": "model_type",
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads",

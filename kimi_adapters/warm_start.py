@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from kimi_adapters.draft import VerifierRows
+from kimi_adapters.draft import HEAD, VerifierRows
 from kimi_adapters.draft_vocabulary import DraftVocabulary
-
-HEAD = "lm_head.weight"
 
 
 def parent_tensors(

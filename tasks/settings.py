@@ -137,6 +137,7 @@ class TrainingSettings(Section):
         le=1,
         description="The parent's vocabulary is kept while it covers this share of what a new one of vocabulary.size would",
     )
+    layer: Literal["llama", "qwen3"] = Field("llama", description="qwen3: with norms over each head's queries and keys")
     num_layers: int = Field(1, gt=0)
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -144,6 +145,8 @@ class TrainingSettings(Section):
     intermediate_size: int | None = None
     max_position_embeddings: int | None = Field(None, description="At least the serving length")
     rope_theta: float | None = Field(None, gt=0, description="Base of the rotary positions")
+    train_lm_head: bool = Field(False, description="Train the head, too, instead of keeping the verifier's rows")
+    train_embeddings: bool = Field(False, description="Train the embeddings, too: 12 bytes a number more on every device")
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False

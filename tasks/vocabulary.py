@@ -69,7 +69,7 @@ def compute(job: Job) -> None:
     special = [token for token in Tokenizer(job.input("tokenizer")).special_ids() if token < target]
     if len(special) > size:
         raise UserError(f"vocabulary.size is {size}, fewer than the verifier's {len(special)} special tokens: raise it")
-    selected, facts = choose(counts["train"], special, size), {}
+    selected, facts = choose(counts["train"], special, size), dict[str, Any]()
     if "parent" in job.paths:
         selected, facts = _of_parent(job, counts["train"], special, selected)
         size = len(selected)

@@ -47,8 +47,11 @@ def speculators_chain(model: Eagle3DraftModel, ids: Tensor, aux: Tensor) -> tupl
     return chain, logits
 
 
+OWN_ROWS = {"train_lm_head": True, "train_embeddings": True}  # away from the verifier's, in these tests
+
+
 @pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("flags", FLAG_SETS, ids=flag_name)
+@pytest.mark.parametrize("flags", [*FLAG_SETS, {"layer": "qwen3"}, {"layer": "qwen3", **OWN_ROWS}], ids=flag_name)
 def test_chains_and_logits_are_those_of_speculators_forward(flags: dict[str, Any], num_layers: int) -> None:
     model = tiny_draft(Recipe(num_layers=num_layers, **flags)).eval()
     runner = runner_of(model)

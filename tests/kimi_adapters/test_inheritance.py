@@ -35,6 +35,7 @@ def test_shapes_left_open_are_the_parents_and_its_longest_position_is_not() -> N
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
+        ({"layer": "qwen3"}, "training.layer llama and not qwen3"),
         ({"num_layers": 1}, "training.num_layers 2 and not 1"),
         ({"num_heads": 4}, "training.num_heads 8 and not 4"),
         ({"num_kv_heads": 8}, "training.num_kv_heads 2"),

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from speculators.losses import resolve_loss_config
 from kimi_adapters.draft import draft_shape
 from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.packing import Batch
-from kimi_adapters.recipe import LOSSES, Recipe
+from kimi_adapters.recipe import LAYERS, LOSSES, Recipe
 from kimi_adapters.ttt import ttt_loss
 from tests.kimi_adapters.draft_fixtures import VERIFIER, generator
 from tests.kimi_adapters.draft_models import FLAG_SETS, flag_name, tiny_draft
@@ -54,9 +55,23 @@ def test_loss_gradients_and_accuracies_are_those_of_the_forward(flags: dict[str,
     assert_same_as_speculators(Recipe(**flags))
 
 
+@pytest.mark.parametrize("trained", [{"train_lm_head": True}, {"train_embeddings": True}], ids=lambda flags: next(iter(flags)))
+def test_with_head_or_embeddings_trained(trained: dict[str, Any]) -> None:
+    assert_same_as_speculators(Recipe(num_layers=2, norm_output=True, **trained))
+
+
+def test_the_row_of_the_padding_token_learns_like_any_other() -> None:
+    model, batch = tiny_draft(Recipe(train_embeddings=True), verifier=replace(VERIFIER, pad_token_id=5)), pack()
+    batch["input_ids"][0, 8] = 5
+    loss = model(**batch, ttt_steps=3, loss_config=resolve_loss_config("kl_div", "eager"))[1]
+    loss.backward()
+    assert model.embed_tokens.weight.grad is not None and model.embed_tokens.weight.grad[5].any()
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_with_two_layers(attention: str) -> None:
-    assert_same_as_speculators(Recipe(num_layers=2), attention)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_with_two_layers(layer: str, attention: str) -> None:
+    assert_same_as_speculators(Recipe(num_layers=2, layer=layer), attention)
 
 
 @pytest.mark.parametrize("loss_name", LOSSES)

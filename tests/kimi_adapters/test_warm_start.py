@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from errors import UserError
-from kimi_adapters.draft import build_draft, draft_config, save_draft
+from kimi_adapters.draft import HEAD, build_draft, draft_config, save_draft
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.published_draft import read_published
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.warm_start import HEAD, kept_tokens, parent_tensors
+from kimi_adapters.warm_start import kept_tokens, parent_tensors
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, generator, outputs_in
 from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
 
