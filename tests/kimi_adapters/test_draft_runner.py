@@ -8,6 +8,7 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
 
 from errors import UserError
+from kimi_adapters import draft_runner
 from kimi_adapters.draft import draft_config_values, save_draft, trainable_state
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -86,7 +87,9 @@ def test_fed_in_pieces_as_in_one_and_a_proposal_leaves_the_cache_alone() -> None
     assert torch.equal(*chains)
 
 
-def test_chains_of_all_indices_at_once_are_those_of_each_alone() -> None:
+@pytest.mark.parametrize("at_once", [256, 3])
+def test_chains_of_all_indices_at_once_are_those_of_each_alone(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_runner, "PROPOSE_ROWS", at_once)
     runner = runner_of(tiny_draft())
     ids, aux = sequence(15)
     rows = torch.tensor([3, 4, 7, 13])
