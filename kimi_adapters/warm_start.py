@@ -17,8 +17,9 @@ def parent_tensors(
 
     `tensors` under speculators' names, their head as the parent's vocabulary `before` has it. A token that both
     vocabularies hold keeps the parent's row, wherever it stands in either; a new one gets the verifier's row, which an
-    untrained draft would have there. Embeddings are the verifier's tokens' and stay as the parent has them.
-    UserError: a head whose rows are not the vocabulary's.
+    untrained draft would have there. Embeddings are of the verifier's tokens and stay as the parent has them; what it is
+    published without, as engines take it from the verifier, is the verifier's here too. UserError: a head whose rows are not
+    the vocabulary's.
     """
     found = {name: value for name, value in tensors.items() if name not in ("d2t", "t2d")}
     head = found.get(HEAD)

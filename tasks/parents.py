@@ -3,7 +3,6 @@
 The flow asks while it plans. No stage reaches this module: the nodes take the input that it finds, by its content.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from tasks.settings import Settings
 _DIGITS = re.compile(r"[0-9a-f]{6,64}$")
 _ALIAS = re.compile(r"[a-z][a-z0-9_-]*$")
 _CONFIG = "config.json"
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def alias_scope(verifier: Verifier) -> str:
@@ -103,17 +102,14 @@ def _check(settings: Settings, store: Store, verifier: Verifier, layer_ids: list
     """Refuse a recipe that the parent does not fit, where both configurations lie here; training's child does in any case."""
     from kimi_adapters.config import read_config
     from kimi_adapters.inheritance import inherit
+    from kimi_adapters.published_config import read_published_config
     from kimi_adapters.recipe import Recipe
 
     parent, target = _place(store, found), _place(store, verifier.source) if verifier.source else None
     if parent is None or target is None:
         return
-    try:
-        config = json.loads((parent / _CONFIG).read_text())
-    except ValueError as error:
-        raise UserError(f"{parent / _CONFIG} is not JSON ({error}): restore the draft that training.parent names") from None
-    if "transformer_layer_config" in config:
-        inherit(Recipe.from_dict(settings.training.recipe()), config, read_config(target), layer_ids)
+    sizes = read_config(target)
+    inherit(Recipe.from_dict(settings.training.recipe()), read_published_config(parent, sizes), sizes, layer_ids)
 
 
 def _place(store: Store, source: Input) -> Path | None:

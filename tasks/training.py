@@ -163,7 +163,7 @@ def _begin(job: Job, recipe: Any, verifier: Any, rows: Any, vocabulary: Any) -> 
     from kimi_adapters.published_draft import read_published
     from kimi_adapters.warm_start import kept_tokens, parent_tensors
 
-    published = read_published(job.input("parent"))
+    published = read_published(job.input("parent"), verifier)
     before = published.vocabulary or DraftVocabulary(verifier.vocab_size, verifier.vocab_size)
     recipe = inherit(recipe, published.config, verifier, job.settings["layer_ids"])
     kept = len(kept_tokens(before, vocabulary)[0])

@@ -14,9 +14,10 @@ ROPE = {"rope_type": "default", "rope_theta": 2e4}
 LAYER: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "vocab_size": 97, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 24, "max_position_embeddings": 64, "rope_parameters": ROPE,
+    "rms_norm_eps": 1e-5,
 }  # fmt: skip
 PARENT: dict[str, Any] = {
-    "transformer_layer_config": LAYER, "eagle_aux_hidden_state_layer_ids": LAYER_IDS, "norm_before_residual": False,
+    "speculators_model_type": "eagle3", "transformer_layer_config": LAYER, "eagle_aux_hidden_state_layer_ids": LAYER_IDS, "norm_before_residual": False,
     "norm_before_fc": True, "fc_norm": False, "norm_output": False,
 }  # fmt: skip
 FITTING = Recipe(num_layers=2, norm_before_fc=True)
