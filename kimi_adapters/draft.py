@@ -17,6 +17,7 @@ from kimi_adapters.config import TextConfig
 from kimi_adapters.draft_layers import DraftShape
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.recipe import Recipe
+from kimi_adapters.rope_parameters import rope_fields, rope_parameters
 from kimi_adapters.tensor_file import OpenOutput
 from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
@@ -25,6 +26,7 @@ VERIFIER_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
 _LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _ONLY = {"llama": {"mlp_bias": False}, "qwen3": {"use_sliding_window": False}}  # what one kind has and the other has not
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_PUBLISHED_INTERMEDIATE = {("deepseek_v3", 7168): 12288}
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -60,8 +62,8 @@ def draft_config(
 ) -> Eagle3SpeculatorConfig:
     """The draft's configuration with every field written out: nothing leaks in from the verifier's own class.
 
-    Taken from the verifier: sizes of the residual stream and vocabulary, norm epsilon, token ids, rotary base (but
-    no stretching of positions: engines disagree on it), and the shapes that the recipe leaves None.
+    Taken from the verifier: sizes of the residual stream and vocabulary, norm epsilon, token ids, rotary base (its
+    stretch only where the recipe asks for it), and the shapes that the recipe leaves None.
     UserError: a draft vocabulary larger than the verifier's; head counts that do not divide.
     """
     if draft_vocab_size > verifier.vocab_size:
@@ -80,7 +82,7 @@ def draft_config(
     layer = _LAYERS[recipe.layer](
         vocab_size=verifier.vocab_size,
         hidden_size=verifier.hidden_size,
-        intermediate_size=recipe.intermediate_size or verifier.intermediate_size,
+        intermediate_size=recipe.intermediate_size or _intermediate_size(verifier),
         num_hidden_layers=recipe.num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
@@ -88,7 +90,7 @@ def draft_config(
         hidden_act="silu",
         max_position_embeddings=recipe.max_position_embeddings or verifier.max_position_embeddings,
         rms_norm_eps=verifier.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta or verifier.rope_theta},
+        rope_parameters=rope_parameters(verifier, recipe.rope_theta or verifier.rope_theta, recipe.rope == "verifier"),
         attention_bias=False,
         attention_dropout=0.0,
         **_ONLY[recipe.layer],
@@ -116,6 +118,11 @@ def draft_config(
             verifier=VerifierConfig(name_or_path=verifier_name, architectures=list(verifier_architectures)),
         ),
     )
+
+
+def _intermediate_size(verifier: TextConfig) -> int:
+    """The verifier's, but for K2.5, whose published drafts do not follow its one dense layer (18,432)."""
+    return _PUBLISHED_INTERMEDIATE.get((verifier.family, verifier.hidden_size), verifier.intermediate_size)
 
 
 def build_draft(
@@ -205,7 +212,6 @@ def draft_config_values(config: Eagle3SpeculatorConfig, dtype: torch.dtype) -> d
         "attention_dropout", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id",
         "pad_token_id", *_ONLY[layer.model_type],
     )  # fmt: skip
-    rope = layer.rope_parameters
     return {
         "architectures": list(config.architectures),
         "speculators_model_type": config.speculators_model_type,
@@ -224,7 +230,7 @@ def draft_config_values(config: Eagle3SpeculatorConfig, dtype: torch.dtype) -> d
         "transformer_layer_config": {
             "model_type": layer.model_type,
             "architectures": [_ARCHITECTURES[layer.model_type]],
-            "rope_parameters": {"rope_type": rope["rope_type"], "rope_theta": rope["rope_theta"]},
+            "rope_parameters": rope_fields(layer.rope_parameters),
             **{name: getattr(layer, name) for name in layer_fields},
         },
     }

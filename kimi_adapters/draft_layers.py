@@ -18,6 +18,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from kimi_adapters.draft_rope import inverse_frequencies
+from kimi_adapters.rope_parameters import ROPE_TYPES, rope_fields
+
 KeyValue = tuple[Tensor, Tensor]
 
 
@@ -33,7 +36,7 @@ class DraftShape:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Mapping[str, Any]
     layer_ids: tuple[int, ...]
     norm_before_residual: bool
     norm_before_fc: bool
@@ -46,8 +49,8 @@ class DraftShape:
         """From a speculators config.json as `draft.draft_config_values` writes it. KeyError: a field is missing."""
         layer = values["transformer_layer_config"]
         rope = layer["rope_parameters"]
-        if layer["model_type"] not in ("llama", "qwen3") or rope["rope_type"] != "default":
-            raise ValueError("only drafts of Llama or Qwen3 layers with plain rotary positions are run here")
+        if layer["model_type"] not in ("llama", "qwen3") or rope["rope_type"] not in ROPE_TYPES:
+            raise ValueError(f"drafts of Llama or Qwen3 layers are run here, their positions {', '.join(ROPE_TYPES)}")
         return cls(
             vocab_size=layer["vocab_size"],
             draft_vocab_size=values["draft_vocab_size"],
@@ -57,7 +60,7 @@ class DraftShape:
             num_kv_heads=layer["num_key_value_heads"],
             head_dim=layer["head_dim"],
             rms_norm_eps=layer["rms_norm_eps"],
-            rope_theta=rope["rope_theta"],
+            rope=rope_fields(rope),
             layer_ids=tuple(values["eagle_aux_hidden_state_layer_ids"]),
             norm_before_residual=values["norm_before_residual"],
             norm_before_fc=values["norm_before_fc"],
@@ -109,6 +112,8 @@ class DraftLayers:
     def __init__(self, shape: DraftShape, weights: Mapping[str, Tensor]):
         self.shape = shape
         self.weights = weights
+        frequencies, self._stretch = inverse_frequencies(shape.rope, shape.head_dim)
+        self._frequencies = frequencies.to(weights["fc.weight"].device)
 
     def first_step(self, tokens: Tensor, aux: Tensor, positions: Tensor, store: KeyStore, bias: Tensor, rows: Tensor) -> Tensor:
         """Step 0 over T indices; the keys of all of them go into `store`, the states of `rows` come back.
@@ -225,10 +230,8 @@ class DraftLayers:
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary positions on [R, heads, d] (Su et al. 2021, halves as in Hugging Face's Llama), angles in float32."""
         half = self.shape.head_dim // 2
-        exponents = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32, device=x.device)
-        frequencies = 1.0 / (self.shape.rope_theta ** (exponents / self.shape.head_dim))
-        angles = positions.float()[:, None, None] * frequencies
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        angles = positions.float()[:, None, None] * self._frequencies
+        cos, sin = (angles.cos() * self._stretch).to(x.dtype), (angles.sin() * self._stretch).to(x.dtype)
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 

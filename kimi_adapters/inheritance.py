@@ -7,6 +7,7 @@ from typing import Any
 from errors import UserError
 from kimi_adapters.config_fields import TextConfig
 from kimi_adapters.recipe import Recipe
+from kimi_adapters.rope_parameters import rope_parameters
 
 # A field of the recipe, and where a draft's configuration has it: in its layer, or beside it.
 _LAYER_FIELDS = {
@@ -18,7 +19,6 @@ _LAYER_FIELDS = {
     "intermediate_size": "intermediate_size",
 }
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_PLAIN_ROPE = ("default", None)
 
 
 def inherit(recipe: Recipe, parent: Mapping[str, Any], verifier: TextConfig, layer_ids: Sequence[int]) -> Recipe:
@@ -38,6 +38,7 @@ def inherit(recipe: Recipe, parent: Mapping[str, Any], verifier: TextConfig, lay
         )
     theirs = {name: layer[there] for name, there in _LAYER_FIELDS.items()} | {name: parent[name] for name in _FLAGS}
     theirs["rope_theta"] = float(layer["rope_parameters"]["rope_theta"])
+    _same_stretch(layer["rope_parameters"], rope_parameters(verifier, theirs["rope_theta"], recipe.rope == "verifier"))
     asked = {name: getattr(recipe, name) for name in theirs}
     if differing := [name for name, value in asked.items() if value is not None and value != theirs[name]]:
         told = ", ".join(f"training.{name} {theirs[name]} and not {asked[name]}" for name in differing)
@@ -53,9 +54,18 @@ def _of_this_verifier(layer: Mapping[str, Any], verifier: TextConfig) -> None:
                 f"training.parent names a draft for a verifier of {name} {layer[name]}, and this one has "
                 f"{getattr(verifier, name)}: give a draft of this verifier"
             )
-    kind = layer["rope_parameters"].get("rope_type")
-    if kind not in _PLAIN_ROPE or layer.get("attention_bias"):
+    if layer.get("attention_bias"):
         raise UserError(
-            f"training.parent names a draft with the rope_type {kind!r} and attention_bias "
-            f"{bool(layer.get('attention_bias'))}: drafts trained here have plain positions and no biases, so train without it"
+            "training.parent names a draft with biases in its attention, and drafts trained here have none: train without it"
+        )
+
+
+def _same_stretch(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """UserError: positions that are stretched in one of the two, or in another way. What a parent leaves out is a default."""
+    differing = [name for name in ours if name in theirs and theirs[name] != ours[name]]
+    if differing:
+        told = ", ".join(f"{name} {theirs[name]!r} and not {ours[name]!r}" for name in differing)
+        raise UserError(
+            f"the draft that training.parent names has positions of {told}: set training.rope as it has them (plain, or the "
+            "verifier's), or train without it"
         )

@@ -8,6 +8,7 @@ from errors import UserError
 
 SCHEDULERS = ("cosine", "linear", "none")
 WARMUP = 0.02
+ROPES = ("plain", "verifier")
 LAYERS = ("llama", "qwen3")
 LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
@@ -25,7 +26,7 @@ class Recipe:
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
     `max_position_embeddings` must reach the length at which the draft will serve. `rope_theta` is the base of the rotary
-    positions, the verifier's where it is None.
+    positions, the verifier's where it is None; with `rope` verifier they are stretched as the verifier's are.
     The draft is that of the step whose replay on up to `replay_samples` held-out samples accepts most; a replay comes
     every `replay_every_steps` (None: four times in a run; 0: never, the last step's draft is taken) and at the end.
     After `patience` replays without a better one the run ends.
@@ -60,6 +61,7 @@ class Recipe:
     head_dim: int | None = None
     intermediate_size: int | None = None
     max_position_embeddings: int | None = None
+    rope: str = "plain"
     rope_theta: float | None = None
     train_lm_head: bool = False
     train_embeddings: bool = False
@@ -98,6 +100,8 @@ class Recipe:
             raise UserError(f"training.warmup_ratio is {self.warmup_ratio}; give a share between 0 and 1.")
         if self.scheduler not in SCHEDULERS:
             raise UserError(f"training.scheduler is {self.scheduler!r}; choose {', '.join(SCHEDULERS)}.")
+        if self.rope not in ROPES:
+            raise UserError(f"training.rope is {self.rope!r}; choose {', '.join(ROPES)}.")
         if self.layer not in LAYERS:
             raise UserError(f"training.layer is {self.layer!r}; choose {', '.join(LAYERS)}.")
         if self.loss not in LOSSES:

@@ -144,6 +144,9 @@ class TrainingSettings(Section):
     head_dim: int | None = None
     intermediate_size: int | None = None
     max_position_embeddings: int | None = Field(None, description="At least the serving length")
+    rope: Literal["plain", "verifier"] = Field(
+        "plain", description="verifier: positions stretched as the verifier's are (YaRN), which engines read differently"
+    )
     rope_theta: float | None = Field(None, gt=0, description="Base of the rotary positions")
     train_lm_head: bool = Field(False, description="Train the head, too, instead of keeping the verifier's rows")
     train_embeddings: bool = Field(False, description="Train the embeddings, too: 12 bytes a number more on every device")

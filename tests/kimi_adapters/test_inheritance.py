@@ -17,7 +17,8 @@ LAYER: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
 PARENT: dict[str, Any] = {
-    "speculators_model_type": "eagle3", "transformer_layer_config": LAYER, "eagle_aux_hidden_state_layer_ids": LAYER_IDS, "norm_before_residual": False,
+    "speculators_model_type": "eagle3", "transformer_layer_config": LAYER, "eagle_aux_hidden_state_layer_ids": LAYER_IDS,
+    "norm_before_residual": False,
     "norm_before_fc": True, "fc_norm": False, "norm_output": False,
 }  # fmt: skip
 FITTING = Recipe(num_layers=2, norm_before_fc=True)
@@ -59,8 +60,8 @@ def test_what_differs_is_named_in_one_sentence(changes: dict[str, Any], named: s
     [
         ({"hidden_size": 64}, "hidden_size 64, and this one has 32"),
         ({"vocab_size": 98}, "vocab_size 98"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 2e4}}, "'yarn'"),
-        ({"attention_bias": True}, "attention_bias True"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 2e4, "factor": 8.0}}, "rope_type 'yarn' and not 'default'"),
+        ({"attention_bias": True}, "biases in its attention"),
     ],
 )
 def test_a_draft_of_another_verifier_or_kind_is_refused(layer: dict[str, Any], named: str) -> None:

@@ -199,10 +199,12 @@ def test_head_and_embeddings_learn_where_asked_and_are_checkpointed(tmp_path: Pa
         assert torch.equal(result.initial[name], verifiers) and not torch.equal(state[name], verifiers)
     assert torch.equal(state["verifier_lm_head.weight"], rows.lm_head), "what it is trained against stays"
     checkpoint = load_checkpoint(tmp_path / "c")
+    stored = checkpoint.tensors.items() if checkpoint else ()
+    assert {value.dtype for name, value in stored if name.startswith(("weight", "exp_avg", "step"))} == {torch.float32}
     assert checkpoint and all(f"{kind}.{name}" in checkpoint.tensors for name in own for kind in ("weight", "exp_avg"))
     assert_same(run(data(tmp_path), tmp_path / "c", recipe), result)
-    for flag in ("train_lm_head", "train_embeddings"):
-        alone = run(data(tmp_path), tmp_path / flag, replace(RECIPE, epochs=1, **{flag: True}))
+    for alone_trained in (replace(RECIPE, epochs=1, train_lm_head=True), replace(RECIPE, epochs=1, train_embeddings=True)):
+        alone = run(data(tmp_path), tmp_path / f"head-{alone_trained.train_lm_head}", alone_trained)
         assert len(own.keys() & alone.initial.keys()) == 1
 
 

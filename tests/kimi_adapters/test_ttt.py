@@ -9,8 +9,11 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from kimi_adapters.config import TextConfig
+from kimi_adapters.deepseek_config import YarnScaling
 from kimi_adapters.draft import draft_shape
 from kimi_adapters.draft_layers import DraftLayers, KeyStore
+from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.packing import Batch, PackedShards
 from kimi_adapters.recipe import LAYERS, LOSSES, Recipe
 from kimi_adapters.ttt import ttt_loss
@@ -33,8 +36,10 @@ def pack(seed: int = 1) -> Batch:
     }
 
 
-def assert_same_as_speculators(recipe: Recipe, attention: str = "sdpa", loss_name: str = "kl_div") -> None:
-    model, batch = tiny_draft(recipe, attention=attention), pack()
+def assert_same_as_speculators(
+    recipe: Recipe, attention: str = "sdpa", loss_name: str = "kl_div", verifier: TextConfig = VERIFIER
+) -> None:
+    model, batch = tiny_draft(recipe, attention=attention, verifier=verifier), pack()
     loss_config = resolve_loss_config(loss_name, "eager")
     _, theirs, their_sums = model(**batch, ttt_steps=3, ttt_step_loss_decay=0.8, loss_config=loss_config)
     theirs.backward()
@@ -62,6 +67,13 @@ def test_loss_gradients_and_accuracies_are_those_of_the_forward(flags: dict[str,
 @pytest.mark.parametrize("trained", [{"train_lm_head": True}, {"train_embeddings": True}], ids=lambda flags: next(iter(flags)))
 def test_with_head_or_embeddings_trained(trained: dict[str, Any]) -> None:
     assert_same_as_speculators(Recipe(num_layers=2, norm_output=True, **trained))
+
+
+@pytest.mark.parametrize(
+    "scaling", [Llama3Scaling(8.0, 1.0, 4.0, 64), YarnScaling(8.0, 16, 32.0, 1.0, True, 1.2, 1.9)], ids=["llama3", "yarn"]
+)
+def test_with_the_verifiers_stretched_positions(scaling: Any) -> None:
+    assert_same_as_speculators(Recipe(rope="verifier"), verifier=replace(VERIFIER, rope_scaling=scaling))
 
 
 def test_the_row_of_the_padding_token_learns_like_any_other() -> None:
@@ -162,5 +174,5 @@ def test_packs_of_twenty_lengths_are_one_compiled_shape(tmp_path: Path) -> None:
         forward(**data.load([piece]), ttt_steps=2, loss_config=loss_config)[1].backward()
         compiled.append(counter.frame_count)
     assert len({len(piece) for piece in data.pieces}) == 20
-    assert compiled[0] > 0 and set(compiled) == {compiled[0]}
+    assert compiled[0] > 0 and compiled[-1] <= compiled[0] + 1, "the first gradients may be one more, no length is"
     assert model.embed_tokens.weight.grad is not None and model.embed_tokens.weight.grad.any(), "under compilation, too"
