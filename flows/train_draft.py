@@ -17,6 +17,7 @@ from tasks import (
     export,
     hidden_states,
     legacy,
+    parents,
     synthesis,
     training,
     validation,
@@ -67,6 +68,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     vocabulary.check(settings, target)
     layer_ids = hidden_states.layer_ids(settings, target)
     export.check(settings, target, layer_ids)
+    parent = parents.find(settings, target, layer_ids, memo)
     comparison.check(settings, target, layer_ids, decodes=settings.acceptance.prompts is not None)
     answering = endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis
     answered = run.map(answering.nodes(settings, target))
@@ -78,14 +80,14 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     gate_sides(settings, [*corpora, *taken])
     own = corpus.shards(corpora)
     shards = [*own, *legacy.shards(taken)]
-    words = run.run(vocabulary.node(settings, shards, target))
+    words = run.run(vocabulary.node(settings, shards, target, parent))
     gate_coverage(settings, words)
     states = [*run.map(hidden_states.nodes(settings, own, target)), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
-    draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
+    draft = run.run(training.node(settings, shards, states, checked, words, target, memo, parent))
     judging = acceptance.nodes(settings, shards, states, checked, draft, target, verifier.decodes(target))
     judged = run.map(judging)
     compared = run.map(comparison.nodes(settings, judging, target, memo))
