@@ -38,6 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "round_trip": _FLOAT,
     },
     "hidden_states": {"tokens": _INT, "hidden_size": _INT, "layer_ids": _LIST, "dtype": _STR},
+    "layer_reference": {"tokens": _INT, "layers": _INT, "hidden_size": _INT},
     "state_stats": {"tokens": _INT, "samples": _INT, "not_finite": _INT},
     "shard_check": {
         "samples": _INT,

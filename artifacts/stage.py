@@ -22,7 +22,7 @@ class Stage:
     optional: tuple[str, ...] = ()
     reproducible: bool = True
     retries: int = 0
-    device: Literal["accelerator", "cpu"] = "cpu"
+    device: Literal["accelerator", "cpu", "endpoint"] = "cpu"
     gathers: bool = False
 
     @property
