@@ -13,22 +13,24 @@ log = logging.getLogger("eyas")
 LEAST_TOKENS = 1000  # supervised tokens of a slice; the coverage of fewer is chance
 
 
-def _gate(settings: Settings, crossed: bool, sentence: str) -> None:
+def gate(settings: Settings, crossed: bool, sentence: str) -> None:
+    """Stop with a sentence where a limit was crossed; in a smoke run, warn."""
     if crossed and settings.limit is None:
         raise UserError(sentence)
     if crossed:
         log.warning("%s (a smoke run: only a warning)", sentence)
 
 
-def _facts(made: Iterable[Made], name: str) -> list[dict[str, Any]]:
+def facts_of(made: Iterable[Made], name: str) -> list[dict[str, Any]]:
+    """The facts of an output of every node that is finished."""
     return [one.outputs[name].facts for one in made if one.outputs is not None]
 
 
 def gate_rejects(settings: Settings, corpora: list[Made]) -> None:
     """Stop when the corpus rejected too many rows of a source."""
-    for made, facts in zip(corpora, _facts(corpora, "rejects"), strict=False):
+    for made, facts in zip(corpora, facts_of(corpora, "rejects"), strict=False):
         rate = facts["rejects"] / max(1, facts["rows"])
-        _gate(
+        gate(
             settings,
             rate > settings.gates.max_rejected,
             f"{made.node.label} rejected {facts['rejects']} of {facts['rows']} rows {facts['reasons']}, more than "
@@ -38,14 +40,14 @@ def gate_rejects(settings: Settings, corpora: list[Made]) -> None:
 
 def lost_tokens(corpora: list[Made]) -> tuple[int, int]:
     """Supervised tokens of all sources that the length limit cost, and supervised tokens in all."""
-    facts = _facts(corpora, "rejects")
+    facts = facts_of(corpora, "rejects")
     return sum(one.get("lost_supervised", 0) for one in facts), sum(one.get("supervised", 0) for one in facts)
 
 
 def gate_lost(settings: Settings, corpora: list[Made]) -> None:
     """Stop when the length limit cost too many supervised tokens."""
     lost, supervised = lost_tokens(corpora)
-    _gate(
+    gate(
         settings,
         lost > settings.gates.max_lost * max(1, supervised),
         f"corpus.max_length = {settings.corpus.max_length} loses {lost:,} supervised tokens of {supervised:,}, more than "
@@ -80,18 +82,18 @@ def gate_faults(settings: Settings, checks: list[Made]) -> None:
         assert faulty[0].outputs is not None
         more = f" (and {len(faulty) - 1} more shards have faults)" if len(faulty) > 1 else ""
         faults = " and ".join(faulty[0].outputs["check"].facts["faults"])
-        _gate(settings, True, f"{faulty[0].node.label}: {faults}{more}: mend what made its states, then run again")
+        gate(settings, True, f"{faulty[0].node.label}: {faults}{more}: mend what made its states, then run again")
 
 
 def gate_quarantine(settings: Settings, checked: Made) -> None:
     """Stop when validation put too many samples aside, or when all shards together show a fault that none shows alone."""
-    for facts in _facts([checked], "report"):
-        _gate(
+    for facts in facts_of([checked], "report"):
+        gate(
             settings,
             bool(facts["faults"]),
             f"of all shards together {' and '.join(facts['faults'])}: mend what made the states, then run again",
         )
-        _gate(
+        gate(
             settings,
             facts["rate"] > settings.gates.max_quarantined,
             f"validation put {facts['quarantined']} of {facts['samples']} samples aside {facts['reasons']}, more than "
@@ -101,8 +103,8 @@ def gate_quarantine(settings: Settings, checked: Made) -> None:
 
 def gate_coverage(settings: Settings, words: Made) -> None:
     """Stop when the draft vocabulary misses too many answer tokens; warn where a slice misses many."""
-    for facts in _facts([words], "vocabulary"):
-        _gate(
+    for facts in facts_of([words], "vocabulary"):
+        gate(
             settings,
             facts["coverage"] < settings.gates.min_coverage,
             f"the draft vocabulary of {facts['size']} covers {facts['coverage']:.1%} of supervised tokens, less than "

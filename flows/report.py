@@ -7,6 +7,7 @@ from typing import Any
 
 from artifacts.store import Store
 from flows.report_data import data_sections, facts_ref, validation_plots
+from flows.report_engine import engine_section
 from flows.report_training import draw_curves, training_section
 from flows.train_draft import DraftRun
 from running.tables import STAGE_HEADER, stage_rows
@@ -22,8 +23,9 @@ def write_report(settings: Settings, store: Store, steps: list[Step], made: Draf
     folder = state / "reports" / run_folder.name
     folder.mkdir(parents=True)
     curves = draw_curves(store, made, folder, state / "plots")
-    plots = [plot_of(store, made), *validation_plots(store, made.checked)]
-    sections = [acceptance(made), f"![accepted by position]({PLOT})", training_section(made, curves)]
+    plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]
+    sections = [acceptance(made), f"![accepted by position]({PLOT})"] if made.judged else []
+    sections += [*engine_section(made), training_section(made, curves)]
     sections.append(data_sections(settings, store, made))
     sections += [f"## What ran\n\n{markdown_table(STAGE_HEADER, stage_rows(steps))}", lineage(store, made)]
     text = f"# Draft `{settings.name}` for {made.verifier.name}\n\n" + "\n\n".join(sections) + "\n"

@@ -65,6 +65,7 @@ def publish(settings: Settings, host: Host, walk: Walk, made: DraftRun, run_fold
     return {
         "nodes": [asdict(step) for step in walk.steps],
         "acceptance": {one.node.name: one.outputs["acceptance"].facts for one in made.judged if one.outputs},
+        "engines": [one.outputs["engine_acceptance"].facts for one in made.engines if one.outputs],
         "report": str(report),
         "checkpoint": str(checkpoint),
     }

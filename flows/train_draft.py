@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artifacts.stage import Made, Node
+from flows.engine_gates import gate_engine
 from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
 from running.walk import Executor
 from tasks import (
     acceptance,
     corpus,
+    endpoint_synthesis,
+    engine_acceptance,
     engine_states,
     export,
     hidden_states,
@@ -38,6 +41,7 @@ class DraftRun:
     judged: list[Made]
     export: Made
     legacy: list[Made] = field(default_factory=list)
+    engines: list[Made] = field(default_factory=list)
 
 
 def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
@@ -47,15 +51,18 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     """
     verifier.check(settings.verifier)
     acceptance.check(settings)
+    engine_acceptance.check(settings)
+    if settings.synthesis.source == "endpoint":
+        endpoint_synthesis.check(settings)
     training.check(settings)
-    if settings.hidden_states.source == "engine":
-        engine_states.check(settings)
+    engine_states.check(settings)
     files = corpus.files(settings, memo)
 
     target = obtain_verifier(settings, run, memo)
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
-    answered = run.map(synthesis.nodes(settings, target))
+    answering = endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis
+    answered = run.map(answering.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
@@ -72,13 +79,14 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
-    *judged, exported = run.map(
-        [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]
-    )
+    judging = acceptance.nodes(settings, shards, states, checked, draft, target, verifier.decodes(target))
+    *judged, exported = run.map([*judging, export.node(settings, draft, target)])
+    engines = run.map(engine_acceptance.nodes(settings, exported, target))
+    gate_engine(settings, judged, engines)
     for final in (*judged, exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, engines)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:

@@ -53,9 +53,8 @@ class EngineClient:
 
     def models(self) -> list[str]:
         """The names of the models that it serves."""
-        found = self.get("/v1/models")
         try:
-            return [str(one["id"]) for one in found["data"]]
+            return [str(one["id"]) for one in self.get("/v1/models")["data"]]
         except (TypeError, KeyError):
             raise EndpointFailed(f"{self.url}/v1/models is no list of models: correct the endpoint's address") from None
 
@@ -78,11 +77,17 @@ class EngineClient:
 
     def metrics(self) -> str:
         """Prometheus' text of /metrics."""
-        return self._requests.send("/metrics", lambda response: response.text)
+        return self._whole("/metrics", lambda response: response.text)
 
     def get(self, path: str) -> Any:
-        """The JSON at a path."""
-        return self._requests.send(path, json_of)
+        """The JSON at a path, without which the endpoint is of no use."""
+        return self._whole(path, json_of)
+
+    def _whole(self, path: str, read: Callable[[httpx.Response], Result]) -> Result:
+        try:
+            return self._requests.send(path, read)
+        except RequestFailed as failed:
+            raise EndpointFailed(f"the endpoint {self.url} does not give {path} ({failed}): see its log") from None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON that a request gets."""

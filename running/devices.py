@@ -86,7 +86,9 @@ class DevicePool:
         self.gpus = [Device(f"cuda:{i}", share_of_cores, found[i][1]) for i in chosen]
 
     def candidates(self, kind: str) -> list[Device]:
-        """The devices that serve ``accelerator`` or ``cpu`` work."""
+        """The devices that serve ``accelerator`` or ``cpu`` work; of an ``endpoint`` one lease, so that its load is bounded."""
+        if kind == "endpoint":
+            return [Device("endpoint", 1)]
         return self.gpus if kind == "accelerator" and self.gpus else self.cpus
 
     def _busy(self) -> set[str]:

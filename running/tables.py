@@ -45,26 +45,34 @@ def node_table(steps: list[Step]) -> str:
 
 def summary(result: dict[str, Any]) -> str:
     """What ``eyas run`` prints at its end."""
-    parts = [acceptance_table(result["acceptance"]), stage_table([Step(**node) for node in result["nodes"]])]
+    judged = acceptance_table(result["acceptance"], result["engines"])
+    parts = [judged, stage_table([Step(**node) for node in result["nodes"]])]
     parts.append(f"report      {result['report']}\ncheckpoint  {result['checkpoint']}")
     return "\n\n" + "\n\n".join(parts)
 
 
-def acceptance_table(acceptance: dict[str, Any]) -> str:
-    """Acceptance lengths, drafted against untrained, per position, with losslessness."""
+def acceptance_table(acceptance: dict[str, Any], engines: list[dict[str, Any]]) -> str:
+    """Acceptance lengths, drafted against untrained, per position, with losslessness; then those in serving engines."""
     rows = []
     for method, facts in acceptance.items():
         rows.append(_acceptance_row(method, "trained", facts, ""))
         rows.append(_acceptance_row(method, "untrained", facts, "untrained_"))
+    for facts in engines:
+        lossless = f"{facts['equal']} of {facts['prompts']}" if "equal" in facts else ""
+        rows.append((facts["engine"], "trained", f"{facts['length']:.2f}", "", _positions(facts["per_position"]), lossless))
     header = ("acceptance", "draft", "length", "95% interval", "accepted at position 1, 2, …", "lossless")
     return table(header, rows)
 
 
 def _acceptance_row(method: str, draft: str, facts: dict[str, Any], prefix: str) -> tuple[str, ...]:
     interval = "" if prefix else f"{facts['low']:.2f} to {facts['high']:.2f}"
-    positions = "  ".join(f"{share:.0%}" for share in facts[f"{prefix}per_position"])
+    positions = _positions(facts[f"{prefix}per_position"])
     lossless = f"{facts['lossless']} of {facts['prompts']}" if "lossless" in facts and not prefix else ""
     return (method, draft, f"{facts[f'{prefix}length']:.2f}", interval, positions, lossless)
+
+
+def _positions(shares: list[float]) -> str:
+    return "  ".join(f"{share:.0%}" for share in shares)
 
 
 def stage_table(steps: list[Step]) -> str:

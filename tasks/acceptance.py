@@ -33,11 +33,18 @@ def has_held_out(masks: dict[str, Any]) -> bool:
 
 
 def nodes(
-    settings: Settings, shards: list[Shard], states: list[Made], checked: Made, draft: Made, verifier: Verifier
+    settings: Settings,
+    shards: list[Shard],
+    states: list[Made],
+    checked: Made,
+    draft: Made,
+    verifier: Verifier,
+    decodes: bool = True,
 ) -> list[Node]:
-    """Real decoding where evaluation prompts are given, and replay where conversations are held out (in a plan: may be)."""
+    """Real decoding where evaluation prompts are given and the verifier ``decodes`` here, and replay where conversations are
+    held out (in a plan: may be)."""
     found = []
-    if settings.acceptance.prompts is not None:
+    if settings.acceptance.prompts is not None and decodes:
         found.append(_decoding_node(settings, settings.acceptance.prompts, draft, verifier))
     masks = [shard.masks.ref.facts if isinstance(shard.masks, Input) and shard.masks.ref else None for shard in shards]
     if settings.corpus.held_out > 0 and any(facts is None or has_held_out(facts) for facts in masks):

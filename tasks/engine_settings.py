@@ -1,6 +1,7 @@
 """Settings of the engines that serve the verifier. Data only; a part of ``tasks.settings``."""
 
 import re
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -11,6 +12,9 @@ class EndpointSettings(Section):
     """An OpenAI-compatible endpoint that serves the verifier, vLLM's first of all. No result depends on its address."""
 
     url: str | None = Field(None, description="Its address, such as http://127.0.0.1:8000/v1")
+    plain_url: str | None = Field(
+        None, description="Where the same engine serves the verifier without a draft, for acceptance.engine to compare with"
+    )
     model: str | None = Field(None, description="The name under which it serves the verifier; empty: verifier.name")
     api_key_env: str | None = Field(None, description="NAME of the environment variable that holds the key; not the key")
     states_folder: str | None = Field(
@@ -23,7 +27,7 @@ class EndpointSettings(Section):
     backoff: float = Field(0.5, gt=0, description="Seconds before the second try; doubled before each further one")
     max_errors: float = Field(0.02, ge=0, le=1, description="Share of a task's prompts that may stay without an answer")
 
-    @field_validator("url")
+    @field_validator("url", "plain_url")
     @classmethod
     def _is_address(cls, url: str | None) -> str | None:
         if url is not None and not re.fullmatch(r"https?://[^/@\s]+[^@\s]*", url):
@@ -36,3 +40,30 @@ class EndpointSettings(Section):
         if name is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError("give the NAME of an environment variable, never the key itself")
         return name
+
+
+class EngineSettings(Section):
+    """The engine that is started where ``acceptance.engine`` says so: vLLM, in an environment of its own."""
+
+    command: list[str] = Field(["vllm"], min_length=1, description="How it is called: a virtual environment's bin/vllm")
+    arguments: list[str] = Field([], description="Further arguments of `vllm serve`, such as --dtype float32 --enforce-eager")
+    environment: dict[str, str] = Field({}, description="Variables of its environment; no secrets, they are written down")
+    version: str | None = Field(None, description="Its version; empty: that of the package that lies beside the command")
+    start_timeout: float = Field(1800.0, gt=0, description="Seconds until it must be ready")
+
+
+class EngineAcceptance(Section):
+    """How the draft is judged in an engine; a part of ``acceptance``."""
+
+    engine: Literal["none", "endpoint", "start"] = Field(
+        "none", description="Judge the draft in vLLM, too: one that runs with it at endpoint.url, or one that is started"
+    )
+    temperatures: list[float] = Field([], description="Temperatures at which the engine answers, beside 0")
+    concurrency: int = Field(1, gt=0, description="Prompts that the engine answers at once; speeds depend on it")
+
+    @field_validator("temperatures")
+    @classmethod
+    def _are_warm(cls, temperatures: list[float]) -> list[float]:
+        if any(not 0 < one <= 2 for one in temperatures) or len(set(temperatures)) < len(temperatures):
+            raise ValueError("give each once, above 0 and up to 2; 0 is measured anyway")
+        return temperatures

@@ -28,7 +28,9 @@ STAGE = Stage(
 
 
 def check(settings: Settings) -> None:
-    """Refuse an engine that cannot be asked, and a folder that is not there."""
+    """Refuse an engine that cannot be asked, and a folder that is not there, where states come from an engine."""
+    if settings.hidden_states.source == "own":
+        return
     endpoint.check(settings, "hidden_states.source")
     folder = settings.endpoint.states_folder
     if folder is None or not Path(folder).is_dir():

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.engine_settings import EndpointSettings
+from tasks.engine_settings import EndpointSettings, EngineAcceptance, EngineSettings
 from tasks.section import Section
 
 
@@ -40,6 +40,7 @@ class DataSettings(Section):
 class SynthesisSettings(Section):
     """How the verifier answers prompts."""
 
+    source: Literal["verifier", "endpoint"] = Field("verifier", description="Here, or by the engine that serves it (endpoint)")
     max_new_tokens: int = Field(96, gt=0)
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
     seed: int = 0
@@ -158,7 +159,7 @@ class TrainingSettings(Section):
         return self
 
 
-class AcceptanceSettings(Section):
+class AcceptanceSettings(EngineAcceptance):
     """How the draft is judged."""
 
     prompts: str | None = Field(None, description="JSONL file of evaluation prompts; empty: replay on held-out text only")
@@ -184,6 +185,7 @@ class GateSettings(Section):
     min_slice_coverage: float = Field(
         0.6, ge=0, le=1, description="The same in each slice of 1,000 supervised tokens or more; below it is only a warning"
     )
+    max_engine_gap: float = Field(0.2, gt=0, description="Acceptance length in the engine may differ by so much from our own")
 
 
 class StoreSettings(Section):
@@ -231,6 +233,7 @@ class Settings(Section):
     export: ExportSettings = ExportSettings()
     gates: GateSettings = GateSettings()
     endpoint: EndpointSettings = EndpointSettings()
+    engine: EngineSettings = EngineSettings()
     store: StoreSettings = StoreSettings()
     report: ReportSettings = ReportSettings()
     running: RunningSettings = RunningSettings()

