@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -76,7 +77,9 @@ async def _draw(source: Source, samples: Sequence[Sequence[int]], shape: Shape, 
             paths[number] = await _until_right(client, source, number, list(samples[number]), shape)
         told(len(paths))
 
-    async with openai.AsyncClient(base_url=base, api_key=source.key or "none", max_retries=0) as client:
+    here = urlsplit(base).hostname in ("127.0.0.1", "localhost", "::1")  # no proxy leads to this machine
+    http = openai.DefaultAsyncHttpxClient(trust_env=not here)
+    async with openai.AsyncClient(base_url=base, api_key=source.key or "none", max_retries=0, http_client=http) as client:
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(len(samples)):

@@ -22,9 +22,12 @@ Fault = Callable[[int], str]
 
 @dataclass
 class StatesEndpoint:
-    """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing:
-    ``500``, ``truncated``, ``other ids`` (in the answer), ``swapped`` (another request's file), ``short``, ``nan``, ``half``
-    (bfloat16), ``dies``. ``shift`` is added to the layers; ``last`` is what is done to the last state."""
+    """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing.
+
+    Faults: ``500``, ``truncated``, ``other ids`` (in the answer), ``swapped`` (another request's file), ``short``, ``nan``,
+    ``half`` (bfloat16), ``dies`` (from then on every connection breaks). ``shift`` is added to the layers; ``last`` is what is
+    done to the last state.
+    """
 
     verifier: Path
     folder: Path
@@ -35,6 +38,7 @@ class StatesEndpoint:
     prefix_caching: str = "False"
     url: str = ""
     asked: int = 0
+    dead: bool = False
     lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -59,7 +63,7 @@ class StatesEndpoint:
         return state * torch.rsqrt(state.square().mean(-1, keepdim=True) + eps) * self.checkpoint.norm(torch.float32)
 
     def answer(self, body: dict[str, Any]) -> bytes | None:
-        """The body of an answer; None where the connection breaks."""
+        """The body of an answer; None where there is none."""
         with self.lock:
             self.asked += 1
             fault, name = self.fault(self.asked), f"cmpl-{self.asked}"
@@ -71,7 +75,8 @@ class StatesEndpoint:
             kept = [*ids, *generated[:-1]] if body.get("kv_transfer_params") else ids
             self.write(name, kept, [stream[: len(kept)] for stream in streams], fault)
             self.write("foreign", ids[::-1], self.streams(ids[::-1]), "")
-        if fault in ("500", "dies"):
+        self.dead |= fault == "dies"
+        if fault == "500" or self.dead:
             return None
         path = self.folder / ("foreign" if fault == "swapped" else name)
         choice = {"token_ids": generated, "text": "", "index": 0, "finish_reason": "length", "logprobs": None}
@@ -119,7 +124,10 @@ def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             answer = endpoint.answer(body)
-            self.reply(200 if answer else 500, answer or b"{}")
+            if endpoint.dead:
+                self.close_connection = True
+            else:
+                self.reply(200 if answer else 500, answer or b"{}")
 
         def reply(self, code: int, body: bytes) -> None:
             self.send_response(code)

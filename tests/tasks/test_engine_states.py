@@ -109,6 +109,7 @@ def test_a_wrong_answer_is_asked_for_again(bench: Bench, endpoint: StatesEndpoin
         ("short", "the file has states of shape"),
         ("nan", "its states are not finite"),
         ("500", "status 500"),
+        ("dies", "nothing answers at http://127.0.0.1"),
         ("half", "the file is in bfloat16, and hidden_states.compute_dtype is float32"),
     ],
 )
