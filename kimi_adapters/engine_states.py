@@ -119,10 +119,10 @@ async def _ask(client: Any, source: Source, ids: list[int]) -> tuple[Path | None
         ) from None
     except openai.APIStatusError as error:
         return None, f"status {error.status_code}"
+    except (openai.APITimeoutError, TimeoutError):
+        return None, f"no answer within {source.timeout:g} s"
     except openai.APIConnectionError:
         return None, f"nothing answers at {source.url}"
-    except TimeoutError:
-        return None, f"no answer within {source.timeout:g} s"
     except InvalidResponseError as error:
         mixed = "mismatch" in str(error)  # its words quote the tokens
         return None, "the answer is for other tokens" if mixed else "the answer names no file of states"

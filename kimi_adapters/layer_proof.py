@@ -69,7 +69,8 @@ class Proof:
 
 
 class Prover:
-    """Compares an engine's states with a reference; of the checkpoint the final norm and the head are read."""
+    """Compares an engine's states with a reference; of the checkpoint the final norm and the head are read, in
+    float32 (4.7 GB for Kimi-K2.5)."""
 
     def __init__(self, reference: Reference, checkpoint: Checkpoint, layer_ids: Sequence[int], dtype: str) -> None:
         self._reference, self._dtype = reference, dtype
