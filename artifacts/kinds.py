@@ -45,6 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "round_trip": _FLOAT,
     },
     "hidden_states": {"tokens": _INT, "hidden_size": _INT, "layer_ids": _LIST, "dtype": _STR},
+    "layer_reference": {"tokens": _INT, "layers": _INT, "hidden_size": _INT},
     "state_stats": {"tokens": _INT, "samples": _INT, "not_finite": _INT},
     "comparison": {"rows": _INT, "relative_error": _FLOAT, "worst_row": _FLOAT, "agreement": _FLOAT},
     "shard_check": {

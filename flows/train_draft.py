@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from artifacts.stage import Made
+from artifacts.stage import Made, Node
 from flows.engine_gates import gate_engine
 from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
 from running.walk import Executor
@@ -14,8 +14,10 @@ from tasks import (
     corpus,
     endpoint_synthesis,
     engine_acceptance,
+    engine_states,
     export,
     hidden_states,
+    layer_reference,
     legacy,
     parents,
     synthesis,
@@ -25,7 +27,7 @@ from tasks import (
     verifier,
     vocabulary,
 )
-from tasks.handles import Verifier
+from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
 
 
@@ -61,6 +63,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     if settings.synthesis.source == "endpoint":
         endpoint_synthesis.check(settings)
     training.check(settings)
+    engine_states.check(settings)
     files = corpus.files(settings, memo)
 
     target = obtain_verifier(settings, run, memo)
@@ -82,7 +85,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     shards = [*own, *legacy.shards(taken)]
     words = run.run(vocabulary.node(settings, shards, target, parent))
     gate_coverage(settings, words)
-    states = [*run.map(hidden_states.nodes(settings, own, target)), *taken]
+    states = [*run.map(state_nodes(settings, run, own, target)), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
@@ -105,3 +108,11 @@ def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
     if settings.verifier.directory is not None:
         return verifier.from_directory(settings.verifier, memo)
     return verifier.from_made(settings.verifier, run.run(verifier.embedded_node(settings.verifier, memo)))
+
+
+def state_nodes(settings: Settings, run: Executor, shards: list[Shard], target: Verifier) -> list[Node]:
+    """The nodes that give the shards' hidden states, here or by an engine whose layers are proven against ours first."""
+    if settings.hidden_states.source == "own" or not shards:
+        return hidden_states.nodes(settings, shards, target)
+    layer_ids, size = hidden_states.layer_ids(settings, target), hidden_states.token_bytes(settings, target)
+    return engine_states.nodes(settings, shards, target, run.run(layer_reference.node(settings, target)), layer_ids, size)

@@ -9,7 +9,7 @@ from artifacts.disk import full_disk, is_full
 from artifacts.key import KeyFailure
 from artifacts.store import BlobMissing
 from errors import UserError
-from running import commands, stopping, store_commands
+from running import commands, engine_commands, stopping, store_commands
 from running.launch import ChildFailed
 from running.push import push
 from running.settings_file import load_settings
@@ -23,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     _set_up_logging(logging.WARNING if parsed.command == "plan" else logging.INFO)
     try:
+        if "settings" not in parsed:
+            return int(parsed.do(parsed))
         return int(parsed.do(load_settings(Path(parsed.settings), _overrides(parsed)), parsed))
     except UserError as error:
         return _say(error, 2)
@@ -107,7 +109,28 @@ def _parser() -> argparse.ArgumentParser:
     adopt.add_argument("--because", metavar="WHY", help="why states within the tolerance may stay although their bytes differ")
 
     command("push", push, "give the mirror what it lacks")
+    _add_engine_commands(subparsers)
     return parser
+
+
+def _add_engine_commands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The commands about an engine; they take a verifier's directory in place of settings."""
+    for name, do, text in (
+        ("prove-layers", engine_commands.prove_layers, "say which residual streams an engine's hidden states are"),
+        ("engine-command", engine_commands.engine_command, "print how a vLLM is started that gives hidden states"),
+    ):
+        added = subparsers.add_parser(name, help=text, description=text)
+        added.add_argument("verifier", type=Path, metavar="VERIFIER_DIR")
+        added.add_argument("--layer-ids", metavar="2,30,58", help="auxiliary layers (default: 2, L//2, L-3)")
+        added.add_argument("--folder", type=Path, required=name == "engine-command", help="where the engine writes states")
+        added.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="the engine's dtype")
+        added.set_defaults(do=do)
+        if name == "engine-command":
+            added.add_argument("--cpu", action="store_true", help="for an engine without CUDA")
+            continue
+        added.add_argument("--endpoint", required=True, metavar="URL", help="where the engine serves the verifier")
+        added.add_argument("--model", help="the name under which it does (default: the only one)")
+        added.add_argument("--api-key-env", metavar="NAME", help="the environment variable that holds the key")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ class EndpointSettings(Section):
     )
     model: str | None = Field(None, description="The name under which it serves the verifier; empty: verifier.name")
     api_key_env: str | None = Field(None, description="NAME of the environment variable that holds the key; not the key")
+    states_folder: str | None = Field(
+        None,
+        description="Where the engine writes hidden states, as this host sees it; for hidden_states.source: engine",
+    )
     concurrency: int = Field(16, gt=0, description="Requests at once, over all tasks")
     timeout: float = Field(600.0, gt=0, description="Seconds to wait for one answer")
     attempts: int = Field(6, gt=0, description="Tries of one request")

@@ -56,11 +56,19 @@ class CorpusSettings(Section):
 
 
 class HiddenStatesSettings(Section):
-    """What is stored of the verifier's forward."""
+    """What is stored of the verifier's forward, and who computes it."""
 
+    source: Literal["own", "engine"] = Field("own", description="Here, or by the vLLM at endpoint.url that extracts them")
+    engine_version: str | None = Field(None, description="That engine's version, as its /version says: states depend on it")
     layer_ids: list[int] | None = Field(None, description="Auxiliary layers: states that ENTER them; empty: 2, L//2, L-3")
     state_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    compute_dtype: Literal["bfloat16", "float32"] = "float32"
+    compute_dtype: Literal["bfloat16", "float32"] = Field("float32", description="An engine's own --dtype must be the same")
+
+    @model_validator(mode="after")
+    def _names_its_version(self) -> Self:
+        if self.source == "engine" and not self.engine_version:
+            raise ValueError("hidden_states.source is engine: give hidden_states.engine_version, as the engine's /version says")
+        return self
 
 
 class ValidationSettings(Section):

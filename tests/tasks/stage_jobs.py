@@ -15,7 +15,7 @@ from artifacts.store import Store
 from artifacts.writer import ArtifactWriter
 from kimi_adapters.tensor_file import TensorFile, TensorWriter
 from running.job import Job, read_outputs
-from tasks import hidden_states, validation, validation_merge
+from tasks import engine_states, hidden_states, validation, validation_merge
 from tasks.arrays import write_arrays
 from tasks.formats import ASIDE, MASKS, QUARANTINE, REPORT, SAMPLES, STATES, STATS, TOKENS, state_rows
 from tasks.settings import ValidationSettings
@@ -68,7 +68,7 @@ class Bench:
         """The same on several jobs, in one call where the stage gathers."""
         events: list[dict[str, Any]] = []
         made = [self.one_job(settings, inputs, knobs, events) for inputs in each]
-        if entry in (hidden_states.compute_passes, validation.compute_shards):
+        if entry in (hidden_states.compute_passes, engine_states.compute_shards, validation.compute_shards):
             entry(made)
         else:
             for job in made:

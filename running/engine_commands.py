@@ -1,0 +1,47 @@
+"""``eyas prove-layers`` and ``eyas engine-command``: about an engine that serves a verifier, without a flow."""
+
+import shlex
+from argparse import Namespace
+
+from errors import UserError
+
+
+def prove_layers(parsed: Namespace) -> int:
+    """Print what each of the engine's states is; 1 where one is not what it should be."""
+    from tasks.layer_table import layer_table
+
+    table, fault = layer_table(
+        parsed.verifier,
+        _ids(parsed.layer_ids),
+        parsed.dtype,
+        url=parsed.endpoint,
+        model=parsed.model,
+        api_key_env=parsed.api_key_env,
+        states_folder=str(parsed.folder) if parsed.folder else None,
+    )
+    print(table)
+    print(f"the endpoint {parsed.endpoint} {fault}" if fault else "every state is the one asked for, the last before the norm")
+    return 1 if fault else 0
+
+
+def engine_command(parsed: Namespace) -> int:
+    """Print the command line."""
+    from kimi_adapters.config import read_config
+    from kimi_adapters.engine_command import PLUGINS, hidden_states_arguments
+    from kimi_adapters.layer_ids import default_layer_ids
+
+    count = read_config(parsed.verifier).num_layers
+    ids = _ids(parsed.layer_ids) or default_layer_ids(count)
+    further = hidden_states_arguments(ids, count, parsed.folder.absolute(), without_cuda=parsed.cpu)
+    command = ["vllm", "serve", str(parsed.verifier), "--dtype", parsed.dtype, *further]
+    if parsed.cpu:  # compiled, it gave wrong text in bfloat16
+        command = ["env", f"PYTHONPATH={PLUGINS}", *command, "--enforce-eager"]
+    print(shlex.join(command))
+    return 0
+
+
+def _ids(text: str | None) -> list[int] | None:
+    try:
+        return [int(one) for one in text.split(",")] if text else None
+    except ValueError:
+        raise UserError(f"--layer-ids {text} are no layer numbers: write them as 2,30,58") from None

@@ -1,0 +1,116 @@
+"""States from a real vLLM are ours, at every id, and the last is before the norm; the proof knows each by name."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from kimi_adapters.engine_client import EngineClient
+from kimi_adapters.engine_command import hidden_states_arguments
+from kimi_adapters.layer_proof import REFERENCE
+from kimi_adapters.own_streams import own_streams, proof_ids
+from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.tokenizer import Tokenizer
+from kimi_adapters.weights import Checkpoint
+from running.cli import main
+from tasks import engine_states
+from tasks.formats import STATES, state_rows
+from tests.engine.vllm import VERSION, vllm
+from tests.projects import write_corpus
+from tests.tasks import stage_jobs
+from tests.tasks.stage_jobs import Bench, Text
+
+LAYERS = [2, 15, 27]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server, its verifier, and the folder that it writes states into."""
+
+    url: str
+    verifier: Path
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def served(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("states")
+    arguments = hidden_states_arguments(LAYERS, 30, folder, without_cuda=True)
+    with vllm(whole_verifier, folder / "server.log", *arguments) as url:
+        yield Served(url, whole_verifier, folder)
+
+
+def prove(served: Served, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(["prove-layers", str(served.verifier), "--endpoint", served.url, "--dtype", "float32", *arguments])
+    return code, capsys.readouterr().out
+
+
+def test_the_proof_names_every_state(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = prove(served, capsys)
+    assert code == 0, told
+    assert [line.split()[:2] for line in told.splitlines()[1:5]] == [[f"layer.{k}"] * 2 for k in LAYERS] + [["last"] * 2]
+    assert "give 16 of the engine's own 16 next tokens" in told and told.endswith("the last before the norm\n")
+
+
+@pytest.mark.parametrize(("ids", "shift"), [("1,14,26", "+1"), ("3,16,28", "-1")])
+def test_ids_shifted_by_one_are_named(served: Served, capsys: pytest.CaptureFixture[str], ids: str, shift: str) -> None:
+    code, told = prove(served, capsys, "--layer-ids", ids)
+    assert code == 1 and f"its ids are shifted by {shift}" in told
+
+
+def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of up to 900 tokens, several at once: the engine batches them, and cuts the long ones."""
+    monkeypatch.setattr(stage_jobs, "LAYERS", LAYERS)
+    bench, text = Bench(tmp_path, served.verifier), Tokenizer(served.verifier).encode(Path(__file__).read_text())
+    samples = [text[start : start + length] for start, length in ((0, 1), (3, 17), (40, 300), (100, 900))]
+    shard = bench.shard([Text(ids, [1] * len(ids)) for ids in samples])
+    bench.extract(shard)
+    with open(tmp_path / REFERENCE, "wb") as file:
+        own_streams(Checkpoint(served.verifier), proof_ids(served.verifier)).write(file)
+    inputs = {"ids": shard.ids, "verifier": served.verifier, "head": served.verifier, "reference": tmp_path}
+    settings = {"engine": "vllm", "version": VERSION, "layer_ids": LAYERS}
+    settings |= {"state_dtype": "float32", "compute_dtype": "float32"}
+    knobs = {"url": served.url, "model": served.verifier.name, "api_key_env": None}
+    knobs |= {"timeout": 300.0, "attempts": 2, "backoff": 0.5, "concurrency": 4}
+    (made,) = bench.jobs(engine_states.compute_shards, settings, [{**inputs, "folder": served.folder}], **knobs)
+    drawn = TensorFile(bench.store.folder(made["states"]) / STATES)
+    for name, ours in bench.states(shard).items():
+        theirs = state_rows(drawn, name, slice(None))
+        error = np.linalg.norm(theirs - ours) / np.linalg.norm(ours)
+        print(f"{name}: relative error {error:.1e}")
+        assert error < 1e-5
+    assert [path.name for path in served.folder.iterdir()] == ["server.log"]
+
+
+def test_a_flow_draws_its_states_from_the_engine(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From conversations to a draft; a second run finds everything, and asks nobody."""
+    write_corpus(tmp_path / "rows.jsonl", [f"number {n}" for n in range(40)])
+    settings = {
+        "verifier": {"directory": str(served.verifier)},
+        "data": {"conversations": [str(tmp_path / "rows.jsonl")]},
+        "corpus": {"max_length": 256, "shard_tokens": 1024, "held_out": 0.2},
+        "hidden_states": {"source": "engine", "engine_version": VERSION, "layer_ids": LAYERS},
+        "endpoint": {"url": served.url, "model": served.verifier.name, "states_folder": str(served.folder)},
+        "vocabulary": {"size": 512},
+        "training": {"epochs": 1, "pack_tokens": 128, "max_position_embeddings": 512},
+        "gates": {"max_quarantined": 1.0},
+        "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
+    }
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+    assert main(["run", str(tmp_path / "settings.yaml"), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert {"layer_reference", "engine_states", "training"} <= {node["stage"] for node in first}
+    assert not any(node["stage"] == "hidden_states" for node in first)
+    asked = requests_served(served)
+    assert main(["plan", str(tmp_path / "settings.yaml"), "--json", "--set", "endpoint.concurrency=3"]) == 0
+    assert {node["status"] for node in json.loads(capsys.readouterr().out)} == {"hit"} and requests_served(served) == asked
+
+
+def requests_served(served: Served) -> str:
+    """What the engine counts."""
+    with EngineClient(served.url, served.verifier.name) as client:
+        return next(line for line in client.metrics().splitlines() if line.startswith("vllm:request_success_total"))

@@ -1,0 +1,162 @@
+"""States drawn from an engine are those of our own extraction; an engine that gives others is named before any are drawn."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from errors import UserError
+from kimi_adapters.layer_proof import REFERENCE
+from kimi_adapters.own_streams import own_streams
+from kimi_adapters.weights import Checkpoint
+from tasks import engine_states
+from tests.kimi_adapters.llama_fixtures import write_tiny_llama
+from tests.states_endpoint import MODEL, VERSION, StatesEndpoint
+from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
+
+MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3, "api_key_env": None}
+SETTINGS = {
+    "engine": "vllm",
+    "version": VERSION,
+    "layer_ids": LAYERS,
+    "state_dtype": "float32",
+    "compute_dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("llama")
+    write_tiny_llama(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    with open(folder / REFERENCE, "wb") as file:
+        own_streams(Checkpoint(verifier), range(20)).write(file)
+    return folder
+
+
+@pytest.fixture
+def endpoint(verifier: Path, tmp_path: Path) -> Iterator[StatesEndpoint]:
+    with StatesEndpoint(verifier, tmp_path / "states", list(LAYERS)).served() as served:
+        yield served
+
+
+@pytest.fixture
+def bench(verifier: Path, tmp_path: Path) -> Bench:
+    return Bench(tmp_path, verifier)
+
+
+def shard(bench: Bench, *seeds: int) -> Made:
+    samples = [np.random.default_rng(seed).integers(0, 97, 5 + seed).tolist() for seed in seeds]
+    return bench.shard([Text(ids, [1] * len(ids)) for ids in samples])
+
+
+def draw(bench: Bench, endpoint: StatesEndpoint, reference: Path, *shards: Made, **settings: Any) -> list[Any]:
+    """Run the stage on shards; the events that its jobs sent, when it fails, too."""
+    events: list[Any] = []
+    knobs = {**MANNERS, "url": endpoint.url, "model": MODEL}
+    inputs = {"verifier": bench.verifier, "head": bench.verifier, "reference": reference, "folder": endpoint.folder}
+    jobs = [bench.one_job({**SETTINGS, **settings}, {"ids": one.ids, **inputs}, knobs, events) for one in shards]
+    try:
+        engine_states.compute_shards(jobs)
+    except UserError as error:
+        events.append({"event": "failed", "why": str(error)})
+    return events
+
+
+def outputs(events: list[Any]) -> list[Any]:
+    return [event["outputs"] for event in events if event["event"] == "outputs"]
+
+
+def why(events: list[Any]) -> str:
+    return "".join(event["why"] for event in events if event["event"] == "failed")
+
+
+def test_the_same_artifacts_as_our_own_extraction(bench: Bench, endpoint: StatesEndpoint, reference: Path) -> None:
+    both = [shard(bench, 1, 2, 3), shard(bench, 4)]
+    bench.extract(*both)
+    drawn = outputs(draw(bench, endpoint, reference, *both))
+    assert [one["states"]["ref"]["digest"] for one in drawn] == [one.states for one in both]
+    assert [one["stats"]["ref"]["digest"] for one in drawn] == [one.stats for one in both]
+    assert drawn[0]["states"]["ref"]["facts"] == {"tokens": 21, "hidden_size": 48, "layer_ids": LAYERS, "dtype": "float32"}
+    assert {path.stem for path in endpoint.folder.iterdir()} == {"foreign"}  # what was taken over is gone
+
+
+@pytest.mark.parametrize("fault", ["500", "truncated", "other ids", "swapped", "short", "nan"])
+def test_a_wrong_answer_is_asked_for_again(bench: Bench, endpoint: StatesEndpoint, reference: Path, fault: str) -> None:
+    mine = shard(bench, 1, 2)
+    bench.extract(mine)
+    endpoint.fault = lambda number: fault if number == 2 else ""  # the first is the proof's
+    (drawn,) = outputs(draw(bench, endpoint, reference, mine))
+    assert drawn["states"]["ref"]["digest"] == mine.states
+    assert endpoint.asked == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("swapped", "the file is of other tokens"),
+        ("other ids", "the answer is for other tokens"),
+        ("short", "the file has states of shape"),
+        ("nan", "its states are not finite"),
+        ("500", "status 500"),
+        ("dies", "nothing answers at http://127.0.0.1"),
+        ("half", "the file is in bfloat16, and hidden_states.compute_dtype is float32"),
+    ],
+)
+def test_a_sample_that_stays_wrong_stops_its_shard_alone(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, fault: str, reason: str
+) -> None:
+    endpoint.fault = lambda number: fault if number > 2 else ""
+    events = draw(bench, endpoint, reference, shard(bench, 1), shard(bench, 2))
+    assert len(outputs(events)) == 1
+    assert "sample 0 got no states from the engine in 3 tries" in why(events) and reason in why(events)
+    assert {path.stem for path in endpoint.folder.glob("*.safetensors")} - {"foreign"} <= {f"cmpl-{n}" for n in (3, 4, 5)}
+
+
+def test_a_sentence_holds_no_token(bench: Bench, endpoint: StatesEndpoint, reference: Path, caplog: Any) -> None:
+    endpoint.fault = lambda number: "other ids" if number > 1 else ""
+    events = draw(bench, endpoint, reference, bench.shard([Text([71, 72, 73], [1, 1, 1])]))
+    assert why(events) and "71, 72" not in json.dumps(events) + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"shift": 1}, "its ids are shifted by +1"),
+        ({"shift": -1}, "its ids are shifted by -1"),
+        ({"last": lambda state, it: it.normed(state)}, "AFTER the final norm"),
+        ({"last": lambda state, it: it.normed(it.normed(state))}, "normed twice"),
+        ({"layer_ids": LAYERS[:-1]}, "gives 3 states a token where 4 were asked for"),
+        ({"layer_ids": [0, *LAYERS[1:]]}, "gives as layer.1 what is nearest to layer.0"),
+        ({"prefix_caching": "True"}, "--no-enable-prefix-caching"),
+        ({"prefix_caching": "maybe"}, "--no-enable-prefix-caching"),
+    ],
+)
+def test_wrong_on_purpose_is_named_before_any_sample_is_asked_for(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, wrong: dict[str, Any], sentence: str
+) -> None:
+    if wrong.get("shift") == 1:
+        wrong = {**wrong, "layer_ids": [0, 1, 2]}
+        asked = {"layer_ids": [0, 1, 2]}
+    else:
+        asked = {}
+    for name, value in wrong.items():
+        setattr(endpoint, name, value)
+    events = draw(bench, endpoint, reference, shard(bench, 1), **asked)
+    assert sentence in why(events) and endpoint.asked <= 1 and not outputs(events)
+
+
+def test_another_version_and_samples_too_long_are_refused(bench: Bench, endpoint: StatesEndpoint, reference: Path) -> None:
+    assert f"runs version {VERSION}" in why(draw(bench, endpoint, reference, shard(bench, 1), version="0.32.0"))
+    assert "--max-model-len 129" in why(draw(bench, endpoint, reference, shard(bench, 123)))
+    assert endpoint.asked == 0
