@@ -16,7 +16,7 @@ from typing import Any
 from artifacts.records import Record
 from artifacts.stage import Input, Node
 from running.devices import Device, DevicePool
-from running.launch import Children, Order, Place, run_child
+from running.launch import ChildFailed, Children, Order, Place, run_child
 from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
@@ -75,7 +75,7 @@ class Execution:
             if node.stage.gathers:
                 self._gathered(order)
             else:
-                with self.pool.lease(node.stage.device, self.children.check) as device:
+                with self.pool.lease(node.stage.device, lambda: self._check(node)) as device:
                     self._child([order], device)
             shutil.rmtree(order.scratch, ignore_errors=True)
         made = self.walk.records.get(node.stage.name, key)
@@ -94,32 +94,45 @@ class Execution:
         return paths
 
     def _gathered(self, order: Order) -> None:
-        """Wait until a child has done ``order``: this thread starts it as soon as a device is free and none did before."""
+        """Wait until a child has done ``order``: this thread starts it as soon as a device is free and none did before.
+
+        What a child had not done when it died is done by the next one, on another device where one is free.
+        """
         waiting = self._waiting[order.node.stage.name]
         waiting.add(order)
+        try:
+            self._until_ended(order, waiting)
+        finally:
+            waiting.withdraw(order)
+        error = waiting.ended.pop(id(order))
+        if error is not None and not order.outputs:
+            raise error
+
+    def _until_ended(self, order: Order, waiting: Waiting) -> None:
         kind = order.node.stage.device
         while True:
             self.children.check()
             with ExitStack() as stack:
                 with waiting.condition:
                     if id(order) in waiting.ended:
-                        break
+                        return
+                    self._check(order.node)
                     first = bool(waiting.queue) and waiting.queue[0] is order  # one of them looks for a device, not all
-                    leased = self.pool.try_lease(kind) if first and waiting.complete() else None
+                    leased = self.pool.try_lease(kind, order.lost) if first and waiting.complete() else None
                     if leased is None:
                         waiting.condition.wait(0.05 if first else 0.5)
                         continue
                     stack.callback(os.close, leased[1])
                     batch = waiting.take(len(self.pool.candidates(kind)))
                 self._batch(waiting, batch, leased[0])
-        error = waiting.ended.pop(id(order))
-        if error is not None and not order.outputs:
-            raise error
 
     def _batch(self, waiting: Waiting, batch: list[Order], device: Device) -> None:
         error: BaseException | None = None
         try:
             self._child(batch, device, waiting)
+        except ChildFailed as lost:
+            log.warning("%s: lost its child; what it had not done goes on elsewhere: %s", device.name, lost)
+            waiting.give_back(batch, device.name, lost)
         except BaseException as raised:  # handed to each thread whose node is not done
             error = raised
         for order in batch:
@@ -144,7 +157,22 @@ class Execution:
                 for later in orders:  # a shard's seconds count from the end of the one before it
                     self._started[later.key] = time.monotonic()
 
-        run_child(self.place, orders, device, on_outputs, lambda order, event: self._progress.show(order.node.label, event))
+        def on_progress(order: Order, event: dict[str, Any]) -> None:
+            self._progress.show(order.node.label, event)
+
+        try:
+            run_child(self.place, orders, device, on_outputs, on_progress)
+        except ChildFailed as lost:
+            if orders[0].node.stage.device == "accelerator":
+                self.pool.lost_child(device, str(lost))
+            raise
+
+    def _check(self, node: Node) -> None:
+        """Raise once the run has been told to stop, or no device is left for a node."""
+        self.children.check()
+        if not self.pool.candidates(node.stage.device):
+            names, said = ", ".join(self.pool.aside), list(self.pool.aside.values())[-1]
+            raise ChildFailed(f"no device is left for {node.label}: two children died on each of {names}; the last: {said}")
 
     def _record(self, order: Order, event: dict[str, Any]) -> None:
         decision = self._decisions[order.key]

@@ -33,7 +33,10 @@ class ChildKilled(ChildFailed):
 
 @dataclass
 class Order:
-    """One node for a child: its key, where its inputs lie, its scratch folder, the descriptor of its lock."""
+    """One node for a child: its key, where its inputs lie, its scratch folder, the descriptor of its lock.
+
+    ``lost`` names the devices whose children died with it.
+    """
 
     node: Node
     key: str
@@ -41,6 +44,7 @@ class Order:
     scratch: Path
     lock: int
     outputs: dict[str, Sealed] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
 
 class Stopped(Exception):

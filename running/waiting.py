@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from running.launch import Order
 
 AT_ONCE = 64  # nodes that a run has in hand at a time, each with a thread
+TRIES = 3  # children that may die with a node: two on a device that is then put aside, one on another
 _SETTLED = 0.5  # seconds without an arrival after which a share is taken although nodes are missing: another run may hold them
 
 
@@ -60,6 +61,26 @@ class Waiting:
         self.taken.update(map(id, taken))
         self.condition.notify_all()
         return taken
+
+    def give_back(self, orders: Iterable[Order], device: str, error: BaseException) -> None:
+        """The orders that a child on ``device`` has not ended, and it died: they are next; one tried too often has failed."""
+        with self.condition:
+            left = [order for order in orders if id(order) in self.taken]
+            for order in reversed(left):
+                order.lost.append(device)
+                if len(order.lost) < TRIES:
+                    self.taken.remove(id(order))
+                    self.queue.appendleft(order)
+                else:
+                    self.end(order, error)
+            self.condition.notify_all()
+
+    def withdraw(self, order: Order) -> None:
+        """An order for which nobody waits any more."""
+        with self.condition:
+            if order in self.queue:
+                self.queue.remove(order)
+            self.condition.notify_all()
 
     def leave(self) -> None:
         """A child that took a share has ended."""

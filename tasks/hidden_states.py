@@ -14,7 +14,6 @@ STAGE = Stage(
     module=__name__,
     libraries=("torch",),
     optional=("triton",),  # the kernels of NVIDIA GPUs; a CPU's torch comes without
-    retries=1,
     device="accelerator",
     gathers=True,
 )
