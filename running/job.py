@@ -8,11 +8,15 @@ from typing import Any
 
 from artifacts.manifest import Manifest, Ref
 from artifacts.writer import ArtifactWriter, Sealed
+from running.pace import Pace
 
 
 @dataclass
 class Job:
-    """One node in a child. ``device`` is torch's name; ``scratch`` outlives a killed child and is kept under the node's key."""
+    """One node in a child. ``device`` is torch's name; ``scratch`` outlives a killed child and is kept under the node's key.
+
+    ``pace`` keeps the children of a gathering stage together that read the same layers.
+    """
 
     key: str
     label: str
@@ -25,6 +29,7 @@ class Job:
     threads: int
     workspace: Path
     send: Callable[[dict[str, Any]], None]
+    pace: Pace | None = None
 
     def input(self, name: str) -> Path:
         """Folder or file of a declared input."""

@@ -78,10 +78,16 @@ def compute_passes(jobs: Sequence[Job]) -> None:
     checkpoint = Checkpoint(first.input("verifier"))
     dtype = getattr(torch, first.settings["compute_dtype"])
     size = first.knobs["shards_per_pass"]
-    resident = LayerCache()
+    resident, weight_bytes = LayerCache(), checkpoint.layer_bytes
     with transport_for(checkpoint, torch.device(first.device)) as transport:
-        for start in range(0, len(jobs), size):
-            _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport)
+        try:
+            for start in range(0, len(jobs), size):
+                if first.pace:
+                    first.pace.begin(checkpoint.config.num_layers, weight_bytes)
+                _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport)
+        finally:
+            if first.pace:
+                first.pace.leave()
         transport.finish()
 
 
@@ -90,6 +96,7 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
     import torch
 
     from kimi_adapters.layer_stream import ShardTokens, stream_states
+    from kimi_adapters.reading import Reading
     from kimi_adapters.tensor_file import TensorWriter
     from tasks.state_stats import StateStats
 
@@ -126,6 +133,7 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
         resident=resident,
         progress=progress,
         transport=transport,
+        reading=Reading(jobs[0].pace),
     )
 
     def finish() -> None:
