@@ -6,6 +6,7 @@ from typing import Any
 
 from artifacts.stage import Made
 from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
+from running.devices import Memory, memory
 from running.walk import Executor
 from tasks import (
     acceptance,
@@ -13,6 +14,7 @@ from tasks import (
     export,
     hidden_states,
     legacy,
+    passes,
     synthesis,
     training,
     validation,
@@ -62,7 +64,8 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     shards = [*own, *legacy.shards(taken)]
     words = run.run(vocabulary.node(settings, shards, target))
     gate_coverage(settings, words)
-    states = [*run.map(hidden_states.nodes(settings, own, target)), *taken]
+    extracted = hidden_states.nodes(settings, own, target)
+    states = [*run.map(passes.sized(settings, extracted, lambda: device_memory(settings))), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
@@ -75,6 +78,11 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
         if final.outputs is not None:
             run.require(final)
     return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)
+
+
+def device_memory(settings: Settings) -> Memory | None:
+    """What the devices of the settings have of memory."""
+    return memory(settings.running.devices, settings.running.cpu_slots)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from errors import UserError
+from running.memory import total_bytes
 
 log = logging.getLogger("eyas")
 LOSSES = 2  # children that die on a device before it is put aside
@@ -65,6 +66,31 @@ def gpus() -> dict[int, tuple[str, str]]:
     """Index -> UUID, and model with driver, of the GPUs that this host has."""
     rows = _nvidia_smi("--query-gpu=index,uuid,driver_version,name")
     return {int(row[0]): (row[1], f"{row[3]}, driver {row[2]}") for row in rows if row[0].isdigit()}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a pass may count on at most: of the smallest GPU that may be leased, else of the host for all its children.
+
+    ``capability`` is the least compute capability of those GPUs, None without a GPU.
+    """
+
+    bytes: int
+    children: int
+    capability: float | None
+
+
+def memory(indices: list[int] | None, slots: int | None) -> Memory | None:
+    """The memory of the devices that a run would lease, as far as this host tells; takes no lease."""
+    chosen = [] if indices == [] else [index for index in gpus() if indices is None or index in indices]
+    if not chosen:
+        return Memory(total_bytes(), slots or len(os.sched_getaffinity(0)), None)
+    rows = {row[0]: row for row in _nvidia_smi("--query-gpu=index,memory.total,compute_cap")}
+    try:
+        sizes = [int(rows[str(index)][1].removesuffix(" MiB")) << 20 for index in chosen]
+        return Memory(min(sizes), len(chosen), min(float(rows[str(index)][2]) for index in chosen))
+    except (KeyError, ValueError):  # an older driver, or a GPU that has no memory of its own
+        return None
 
 
 class DevicePool:
