@@ -65,7 +65,8 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     words = run.run(vocabulary.node(settings, shards, target))
     gate_coverage(settings, words)
     extracted = hidden_states.nodes(settings, own, target)
-    states = [*run.map(passes.sized(settings, extracted, lambda: device_memory(settings))), *taken]
+    sized = passes.sized(settings, extracted, run.walk.pass_tokens, lambda: device_memory(settings))
+    states = [*run.map(sized), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))

@@ -51,6 +51,10 @@ class GpuTransport:
         """As Transport.finish."""
         self._output.finish()
 
+    def waited(self) -> float:
+        """As Transport.waited."""
+        return self.weights.seconds()
+
     def close(self) -> None:
         """Ends the threads; states on their way go through first."""
         self._output.close()

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
 from running.stopping import at_interrupt
-from running.waiting import Waiting
+from running.waiting import AT_ONCE, Waiting, at_once
 from running.walk import Decision, Walk
 
 log = logging.getLogger("eyas")
@@ -58,11 +58,16 @@ class Execution:
             if node.stage.gathers:
                 self._waiting[node.stage.name].forget(key)
 
-    def expect(self, decisions: Iterable[Decision]) -> None:
-        """Announce nodes that will be done soon, so that devices share them fairly."""
-        for decision in decisions:
-            if decision.node.stage.gathers:
-                self._waiting[decision.node.stage.name].expect([decision.key])
+    def expect(self, decisions: Sequence[Decision]) -> int:
+        """Announce nodes that will be done soon, so that devices share them fairly; how many are to be in hand at a time."""
+        gathered = [decision for decision in decisions if decision.node.stage.gathers]
+        if not gathered:
+            return AT_ONCE
+        stage, size = gathered[0].node.stage, max(decision.node.knobs.get("shards_per_pass") or 1 for decision in gathered)
+        waiting = self._waiting[stage.name]
+        waiting.at_once = at_once(len(self.pool.candidates(stage.device)), size)
+        waiting.expect(decision.key for decision in gathered)
+        return waiting.at_once
 
     def _do(self, decision: Decision, node: Node, key: str) -> Record:
         with key_lock(self.state, key, node.label, self.children.check) as lock:
@@ -193,6 +198,7 @@ class Execution:
                 "python": platform.python_version(),
                 "git_commit": self._commit,
                 "tokens": event["tokens"],
+                **({"pass": event["measured"]} if event["measured"] else {}),
                 "reproducible": order.node.stage.reproducible,
             },
         )

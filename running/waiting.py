@@ -8,9 +8,15 @@ from collections.abc import Iterable
 
 from running.launch import Order
 
-AT_ONCE = 64  # nodes that a run has in hand at a time, each with a thread
+AT_ONCE = 64  # nodes that a run has in hand at a time, each with a thread and a file that is its lock
+MOST_AT_ONCE = 512
 TRIES = 3  # children that may die with a node: two on a device that is then put aside, one on another
 _SETTLED = 0.5  # seconds without an arrival after which a share is taken although nodes are missing: another run may hold them
+
+
+def at_once(devices: int, pass_size: int) -> int:
+    """Nodes to have in hand: two passes for each device, so that one can be gathered while another is done."""
+    return min(max(AT_ONCE, 2 * devices * pass_size), MOST_AT_ONCE)
 
 
 class Waiting:
@@ -22,6 +28,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
+        self.at_once = AT_ONCE
         self.coming: set[str] = set()  # keys announced and not yet queued
         self.queue: deque[Order] = deque()
         self.taken: set[int] = set()  # orders that children have and have not ended
@@ -50,7 +57,7 @@ class Waiting:
     def complete(self) -> bool:
         """Whether no more can come before a share is taken; to be asked under the condition."""
         in_hand = len(self.queue) + len(self.taken)
-        return not self.coming or in_hand >= AT_ONCE or time.monotonic() - self.arrived > _SETTLED
+        return not self.coming or in_hand >= self.at_once or time.monotonic() - self.arrived > _SETTLED
 
     def take(self, devices: int) -> list[Order]:
         """A device's share of what is in hand, of which idle devices get as much; to be asked under the condition."""

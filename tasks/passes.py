@@ -3,12 +3,12 @@
 No stage reaches this module: a pass's size is in no key. Neither torch nor a weight is read.
 """
 
-import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from artifacts.stage import Node, Pending
+from errors import UserError
 from kimi_adapters.chunk_sizes import CUDA
 from kimi_adapters.config import read_config
 from kimi_adapters.deepseek_config import DeepseekConfig
@@ -20,6 +20,7 @@ from running.devices import Memory
 from tasks.settings import Settings
 
 _FUSED = 9.0  # compute capability of GPUs on which device_memory's arithmetic holds
+_OPEN = 0.97  # share of the memory that a pass may take whose size is left open: a driver keeps some
 _ITEM = {"bfloat16": 2, "float32": 4}
 
 
@@ -43,34 +44,57 @@ def _bytes_of(config: DeepseekConfig, index: int) -> int:
     return sum(math.prod(one.shape) * ITEM_BYTES[one.dtypes[0]] for one in layer_tensors(config, index).values())
 
 
-def sized(settings: Settings, nodes: list[Node], memory: Callable[[], Memory | None]) -> list[Node]:
-    """The nodes with the size of their passes.
+def sized(
+    settings: Settings, nodes: list[Node], hiding: Callable[[Node], int | None], memory: Callable[[], Memory | None]
+) -> list[Node]:
+    """The nodes with the size of their passes: as set, else the tokens that ``hiding`` gives, as far as they fit.
 
-    ``memory`` is asked for verifiers of which it is known what a pass takes. UserError when a pass fits none of it.
+    ``memory`` is asked for verifiers of which it is known what a pass takes; of others one shard is a pass, unless it is set.
+    UserError when a pass fits none of it.
     """
     size = settings.running.shards_per_pass
-    if nodes and settings.verifier.directory is not None:
-        config = read_config(settings.verifier.directory)
-        found = memory() if isinstance(config, DeepseekConfig) else None
-        if found and isinstance(config, DeepseekConfig):
-            shards = heapq.nlargest(size, (tokens for node in nodes for tokens in _shards(node, settings)))
-            check(settings, config, shards, found, len(nodes))
-    return [replace(node, knobs={**node.knobs, "shards_per_pass": size}) for node in nodes]
+    config = read_config(settings.verifier.directory) if nodes and settings.verifier.directory is not None else None
+    if isinstance(config, DeepseekConfig) and (found := memory()) is not None:
+        judged = _Judged(settings, config, found, nodes)
+        size = size or judged.largest(hiding(nodes[0]) or 1)
+        judged.check(size)
+    return [replace(node, knobs={**node.knobs, "shards_per_pass": size or 1}) for node in nodes]
 
 
-def check(settings: Settings, config: DeepseekConfig, shards: Sequence[int], memory: Memory, nodes: int) -> None:
-    """UserError when a pass over shards of these tokens cannot fit, whatever else uses the devices."""
-    item, layers = _ITEM[settings.hidden_states.compute_dtype], layer_bytes(config)
-    if memory.capability is None:
-        children = min(memory.children, math.ceil(nodes / max(1, len(shards))))
-        each = memory.bytes // children
-        kept = layers.total if layers.total * max(1.0, item / 2) <= each / 2 else 2 * layers.largest
-        whose = "are there" if children == 1 else f"are there for each of {children} children"
-        check_host(config, list(shards), kept, item, each, whose)
-    elif memory.capability >= _FUSED and item == 2:
-        kept = layers.total if layers.total <= memory.bytes / 2 else 2 * layers.largest
-        longest = min(settings.corpus.max_length, max(shards, default=0))
-        check_fits(need(config, CUDA, shards, longest, kept, HELD_BYTES), memory.bytes, shards, "are on the smallest GPU")
+class _Judged:
+    """Passes over nodes, by what they need of the memory there is."""
+
+    def __init__(self, settings: Settings, config: DeepseekConfig, memory: Memory, nodes: list[Node]) -> None:
+        self._settings, self._config, self._memory, self._layers = settings, config, memory, layer_bytes(config)
+        self._shards = sorted((tokens for node in nodes for tokens in _shards(node, settings)), reverse=True)
+
+    def largest(self, tokens: int) -> int:
+        """The smallest pass that has so many tokens, or the largest one that fits."""
+        size = max(1, min(math.ceil(tokens / self._settings.corpus.shard_tokens), len(self._shards)))
+        while size > 1:
+            try:
+                self.check(size, _OPEN)
+                return size
+            except UserError:
+                size -= 1
+        return size
+
+    def check(self, size: int, share: float = 1.0) -> None:
+        """UserError when a pass of the ``size`` largest shards cannot fit that share of the memory, whatever else uses it."""
+        shards, layers, memory = self._shards[:size], self._layers, self._memory
+        there = int(memory.bytes * share)
+        item = _ITEM[self._settings.hidden_states.compute_dtype]
+        if memory.capability is None:
+            children = max(1, min(memory.children, math.ceil(len(self._shards) / size)))
+            each = there // children
+            kept = layers.total if layers.total * max(1.0, item / 2) <= each / 2 else 2 * layers.largest
+            whose = "are there" if children == 1 else f"are there for each of {children} children"
+            check_host(self._config, shards, kept, item, each, whose)
+        elif memory.capability >= _FUSED and item == 2:
+            kept = layers.total if layers.total <= there / 2 else 2 * layers.largest
+            longest = min(self._settings.corpus.max_length, max(shards, default=0))
+            needed = need(self._config, CUDA, shards, longest, kept, HELD_BYTES)
+            check_fits(needed, there, shards, "are on the smallest GPU")
 
 
 def _shards(node: Node, settings: Settings) -> Iterator[int]:
