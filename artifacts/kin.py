@@ -45,6 +45,7 @@ class Kin:
         self._records = records
         self._kindred: dict[str, dict[str, _Kindred]] = {}
         self._rates: dict[str, float | None] = {}
+        self._passes: dict[str, list[Record]] = {}
 
     def explain(self, stage: str, parts: Parts) -> list[str]:
         """Names of the parts that differ from the nearest kin. ``["first run"]`` where there is none."""
@@ -65,6 +66,11 @@ class Kin:
         self._of(stage)
         return self._rates[stage]
 
+    def passes(self, stage: str) -> list[Record]:
+        """The newest records of a stage that measured the pass they were made in, newest first."""
+        self._of(stage)
+        return self._passes[stage]
+
     def _of(self, stage: str) -> dict[str, _Kindred]:
         if stage not in self._kindred:
             self._read(stage)
@@ -74,10 +80,13 @@ class Kin:
         by_entry: dict[str, _Kindred] = defaultdict(_Kindred)
         known: dict[Pair, Pair] = {}  # equal parts of many records are one object
         rates: list[float] = []
+        self._passes[stage] = measured = []
         for record in self._newest(stage):
             by_entry[record.parts.get("entry", "")].add(frozenset(known.setdefault(p, p) for p in record.parts.items()))
             if len(rates) < _NEWEST and record.lineage.get("tokens") and record.lineage.get("seconds"):
                 rates.append(record.lineage["tokens"] / record.lineage["seconds"])
+            if len(measured) < _NEWEST and record.lineage.get("pass"):
+                measured.append(record)
         self._kindred[stage] = dict(by_entry)
         self._rates[stage] = sorted(rates)[len(rates) // 2] if rates else None
 

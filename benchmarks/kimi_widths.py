@@ -26,23 +26,29 @@ SIZES = {
 }  # fmt: skip
 ROPE = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0,
         "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STORED = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int32: "I32"}
 # The spread of the router's corrections: sigmoids of the random routers here spread by 0.2.
 SKEWED = 0.3
 CORRECTION, EVEN = "e_score_correction_bias", "even_correction_bias"
 
 
-def values() -> dict[str, Any]:
-    """config.json of the published layout; the head is tied, because extraction never reads it."""
+def values(layers: int = 61, narrower: int = 1) -> dict[str, Any]:
+    """config.json of the published layout; the head is tied, because extraction never reads it.
+
+    `narrower` divides the widths and the heads, not the number of experts or a head's size.
+    """
     given = config_values(Options())
-    given["text_config"] |= {**SIZES, "rope_scaling": ROPE}
+    divided = ("hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads", "num_key_value_heads")
+    sizes = SIZES | {name: SIZES[name] // narrower for name in divided} | {"num_hidden_layers": layers}
+    given["text_config"] |= {**sizes, "rope_scaling": ROPE}
     given["tie_word_embeddings"] = True
     return given
 
 
-def config() -> DeepseekConfig:
-    """The configuration of those widths."""
-    parsed = parse_config(values(), "Kimi-K2.5's widths")
+def config(given: dict[str, Any] | None = None) -> DeepseekConfig:
+    """The configuration of those widths, or of other values."""
+    parsed = parse_config(given or values(), "Kimi-K2.5's widths")
     assert isinstance(parsed, DeepseekConfig)
     return parsed
 
@@ -97,14 +103,18 @@ def random_tensor(c: DeepseekConfig, name: str, shape: tuple[int, ...], random: 
     return (1 + 0.1 * drawn if len(shape) == 1 else drawn / math.sqrt(shape[-1])).bfloat16()
 
 
-def write_checkpoint(folder: Path, mixtures: int, skew: float = 0.0) -> float:
-    """config.json, embeddings, the dense layer and `mixtures` layers of experts, a file each; gives their bytes."""
-    c = config()
+def write_checkpoint(folder: Path, mixtures: int, skew: float = 0.0, given: dict[str, Any] | None = None) -> float:
+    """config.json, embeddings, the dense layer and `mixtures` layers of experts, a file each; gives their bytes.
+
+    With a `skew` of the router's corrections it is for RoundCheckpoint: there is a second, even set of them.
+    """
+    given = given or values()
+    c = config(given)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(values()))
-    with ThreadPoolExecutor(mixtures + 1) as threads:
+    (folder / "config.json").write_text(json.dumps(given))
+    with ThreadPoolExecutor(min(mixtures + 1, 4)) as threads:
         files = list(threads.map(lambda index: _write_layer(folder, c, index, skew), range(mixtures + 1)))
-    random = torch.Generator("cuda").manual_seed(99)
+    random = torch.Generator(DEVICE).manual_seed(99)
     tables = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size), "model.norm.weight": (c.hidden_size,)}
     files.append(
         _write(folder / "tables.safetensors", ((n, random_tensor(c, n, s, random, 0)) for n, s in tables.items()), tables)
@@ -115,7 +125,7 @@ def write_checkpoint(folder: Path, mixtures: int, skew: float = 0.0) -> float:
 
 
 def _write_layer(folder: Path, c: DeepseekConfig, index: int, skew: float) -> tuple[str, list[str]]:
-    random = torch.Generator("cuda").manual_seed(index)
+    random = torch.Generator(DEVICE).manual_seed(index)
     expected = layer_tensors(c, index)
     prefix = f"model.layers.{index}."
 
@@ -123,7 +133,8 @@ def _write_layer(folder: Path, c: DeepseekConfig, index: int, skew: float) -> tu
         for name, one in expected.items():
             if name.endswith(CORRECTION):
                 yield prefix + name, random_tensor(c, name, one.shape, random, skew)
-                yield prefix + name.replace(CORRECTION, EVEN), random_tensor(c, name, one.shape, random, 0.0)
+                if skew:
+                    yield prefix + name.replace(CORRECTION, EVEN), random_tensor(c, name, one.shape, random, 0.0)
             elif name.endswith("weight_shape"):
                 packed = expected[name.replace("shape", "packed")].shape
                 yield prefix + name, torch.tensor([packed[0], packed[1] * 8], dtype=torch.int32)
@@ -133,7 +144,7 @@ def _write_layer(folder: Path, c: DeepseekConfig, index: int, skew: float) -> tu
     shapes = {}
     for name, one in expected.items():
         shapes[prefix + name] = one.shape
-        if name.endswith(CORRECTION):
+        if skew and name.endswith(CORRECTION):
             shapes[prefix + name.replace(CORRECTION, EVEN)] = one.shape
     return _write(folder / f"layer-{index}.safetensors", tensors(), shapes)
 

@@ -18,7 +18,7 @@ from running.host import Host
 from running.prefect_executor import PrefectExecutor
 from running.prefect_log import send_log_to_prefect
 from running.snapshot import new_run_folder, take_snapshot
-from running.waiting import AT_ONCE
+from running.waiting import MOST_AT_ONCE
 from running.walk import Walk
 from tasks import training
 from tasks.settings import Settings
@@ -26,7 +26,7 @@ from tasks.settings import Settings
 log = logging.getLogger("eyas")
 
 
-@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE), persist_result=False)  # type: ignore[arg-type]
+@flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
     send_log_to_prefect()

@@ -7,6 +7,7 @@ from typing import Any
 from artifacts.stage import Made, Node
 from flows.engine_gates import gate_engine
 from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
+from running.devices import memory
 from running.walk import Executor
 from tasks import (
     acceptance,
@@ -20,6 +21,7 @@ from tasks import (
     layer_reference,
     legacy,
     parents,
+    passes,
     synthesis,
     training,
     validation,
@@ -113,6 +115,7 @@ def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
 def state_nodes(settings: Settings, run: Executor, shards: list[Shard], target: Verifier) -> list[Node]:
     """The nodes that give the shards' hidden states, here or by an engine whose layers are proven against ours first."""
     if settings.hidden_states.source == "own" or not shards:
-        return hidden_states.nodes(settings, shards, target)
+        devices = settings.running.devices, settings.running.cpu_slots
+        return passes.sized(settings, hidden_states.nodes(settings, shards, target), run.walk.pass_tokens, lambda: memory(*devices))
     layer_ids, size = hidden_states.layer_ids(settings, target), hidden_states.token_bytes(settings, target)
     return engine_states.nodes(settings, shards, target, run.run(layer_reference.node(settings, target)), layer_ids, size)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from errors import UserError
 from kimi_adapters import deepseek_layout, mla, yarn
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.device_paths import free_bytes, sizes
+from kimi_adapters.host_memory import check_host
 from kimi_adapters.lanes import Lane, pieces
 from kimi_adapters.layers import linear, rms_norm, swiglu
 from kimi_adapters.moe import Experts, PackedExperts, Router, dispatch, route, routed_sum
@@ -58,21 +58,10 @@ class DeepseekForward:
         return yarn.rope_tables(self.config, positions.to(self.device))
 
     def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
-        """UserError when a CPU's memory does not do for the layers, one layer's experts unpacked and the streams alone:
-        K2.5 in float32 asks for 67.6 GB of experts and 28,672 B a token."""
-        if self.device.type != "cpu":
-            return
-        config, item = self.config, self.dtype.itemsize
-        layers = checkpoint.layer_bytes if all_layers else 2 * checkpoint.largest_layer_bytes
-        experts = config.num_experts * 3 * config.hidden_size * config.expert_size * item if config.quantization else 0
-        tokens = sum(lane.total for lane in lanes)
-        needed, free = layers + experts + tokens * config.hidden_size * item, free_bytes(self.device)
-        if needed > free:
-            raise UserError(
-                f"a pass over {tokens:,} tokens in {len(lanes)} shards needs {needed / 1e9:.3g} GB of host memory and "
-                f"{free / 1e9:.3g} GB are free; {(layers + experts) / 1e9:.3g} GB are layers: lower running.shards_per_pass "
-                "or running.cpu_slots, or extract on a GPU."
-            )
+        """UserError when a CPU's memory does not do: see host_memory.py."""
+        if self.device.type == "cpu":
+            layers = checkpoint.layer_bytes if all_layers else 2 * checkpoint.largest_layer_bytes
+            check_host(self.config, [lane.total for lane in lanes], layers, self.dtype.itemsize, free_bytes(self.device))
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:
         """Layer `index` as it is stored, on the device: experts stay packed."""

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from errors import UserError
+from kimi_adapters.chunk_sizes import Sizes
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.device_paths import Sizes
 
 B = 2  # bytes of a bf16
+# States that may wait: two of 262,144 tokens of K2.5 in bf16, what the last layers of a pass give within two seconds.
+HELD_BYTES = 8 << 30
 RESERVE = 1.08  # what the allocator loses between blocks, and CUDA's own gigabyte
 
 
@@ -56,7 +58,7 @@ def need(config: DeepseekConfig, sizes: Sizes, shards: Sequence[int], longest: i
     )
 
 
-def check_fits(needed: Need, free: int, shards: Sequence[int]) -> None:
+def check_fits(needed: Need, free: int, shards: Sequence[int], free_as: str = "are free") -> None:
     """UserError when a pass needs more than `free` bytes; it says how many of these shards would fit."""
     if needed.total <= free:
         return
@@ -66,7 +68,7 @@ def check_fits(needed: Need, free: int, shards: Sequence[int]) -> None:
     would = f"set running.shards_per_pass to {fit}" if fit else f"give a device with {fixed + each:,} bytes, or smaller shards"
     raise UserError(
         f"a pass over {sum(shards):,} tokens in {len(shards)} shards needs {needed.total / 1e9:.1f} GB of device memory and "
-        f"{free / 1e9:.1f} GB are free; {would}."
+        f"{free / 1e9:.1f} GB {free_as}; {would}."
     )
 
 

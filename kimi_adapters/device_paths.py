@@ -1,44 +1,21 @@
-"""The one place where code is chosen by what a device can do: sizes of chunks, grouped products, attention.
-
-The sizes are constants of the code, one set a kind of device, never taken from a device's memory: a shard's bytes
-depend on them.
-"""
+"""The one place where code is chosen by what a device can do: sizes of chunks, grouped products, attention."""
 
 import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kimi_adapters.chunk_sizes import CPU, CUDA, Sizes
 from kimi_adapters.layers import linear
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Rows that go through at once: `tokens` of dense products, `expert_tokens` of routed ones, `span` of attention.
-
-    `experts` are multiplied together, and unpacked together.
-    """
-
-    tokens: int
-    expert_tokens: int
-    span: int
-    experts: int
-
-
-# Products of 512 rows run at the rate of large ones on a CPU, and keep their temporaries (6 MB for SmolLM2) in its cache.
-_CPU = Sizes(tokens=512, expert_tokens=4096, span=2048, experts=48)
-# 65,536 tokens with 8 of 384 experts are 1,365 rows an expert: tiles of 128 rows then waste 5% at their ends, at 32,768 9%.
-_CUDA = Sizes(tokens=32768, expert_tokens=65536, span=32768, experts=48)
 
 
 def sizes(device: torch.device) -> Sizes:
     """The chunk sizes of a kind of device."""
-    return _CPU if device.type == "cpu" else _CUDA
+    return CPU if device.type == "cpu" else CUDA
 
 
 def free_bytes(device: torch.device) -> int:

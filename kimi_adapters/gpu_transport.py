@@ -8,13 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kimi_adapters.device_memory import HELD_BYTES
 from kimi_adapters.layer_ring import LayerRing
 from kimi_adapters.state_output import StateOutput
 from kimi_adapters.transport import Loads, Sink
 from kimi_adapters.weights import Checkpoint
-
-# Two states of 262,144 tokens of K2.5 in bf16: what the last layers of a pass give within two seconds.
-HELD_BYTES = 8 << 30
 
 
 class GpuTransport:
@@ -52,6 +50,10 @@ class GpuTransport:
     def finish(self) -> None:
         """As Transport.finish."""
         self._output.finish()
+
+    def waited(self) -> float:
+        """As Transport.waited."""
+        return self.weights.seconds()
 
     def close(self) -> None:
         """Ends the threads; states on their way go through first."""

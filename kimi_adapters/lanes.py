@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from kimi_adapters.device_paths import Sizes
+from kimi_adapters.chunk_sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from kimi_adapters.lanes import Lane, ShardTokens, positions, sample_bounds
 from kimi_adapters.layer_ids import check_layer_ids
 from kimi_adapters.llama_config import LlamaConfig
 from kimi_adapters.llama_stream import LlamaForward
+from kimi_adapters.reading import Reading
 from kimi_adapters.transport import Sink, Transport, transport_for
 from kimi_adapters.weights import Checkpoint
 
@@ -105,6 +106,7 @@ def stream_states(
     resident: LayerCache | None = None,
     progress: Progress | None = None,
     transport: "Transport | None" = None,
+    reading: Reading | None = None,
 ) -> None:
     """Takes the shards of one pass through the verifier and hands their states to `sink`.
 
@@ -115,16 +117,18 @@ def stream_states(
     found there are not read and layers read are left there, if all of them fit.
 
     `transport` is a GpuTransport that serves many passes: then states may still be on their way to the sink when this
-    returns; `transport.then` tells when they are there. Without one, all of them have been through the sink.
+    returns; `transport.then` tells when they are there. Without one, all of them have been through the sink. `reading`
+    sets the pace at which layers are read, and measures it.
 
     UserError: layer ids that do not fit, offsets or token ids that do not fit the shard or the vocabulary.
     """
     device = torch.device(device)
+    reading = reading or Reading()
     if transport is not None:
-        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, transport)
+        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, transport, reading)
         return
     with transport_for(checkpoint, device) as own:
-        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, own)
+        _pass(shards, checkpoint, layer_ids, sink, device, compute_dtype, state_dtype, resident, progress, own, reading)
         own.finish()
 
 
@@ -139,6 +143,7 @@ def _pass(
     resident: LayerCache | None,
     progress: Progress | None,
     transport: Transport,
+    reading: Reading,
 ) -> None:
     config = checkpoint.config
     wanted = set(check_layer_ids(layer_ids, config.num_layers))
@@ -147,7 +152,8 @@ def _pass(
     if resident is not None and not resident.fits(checkpoint, device, compute_dtype):
         resident = None
     family.check(checkpoint, lanes, resident is not None, transport.held_bytes)
-    layers = transport.layers(family, resident.layers if resident is not None else None)
+    kept = resident.layers if resident is not None else None
+    layers = transport.layers(reading.through(family, kept is not None), kept)
     streams = transport.embedded([shard.input_ids for shard in shards], compute_dtype)
     for index, stored in enumerate(layers):
         layer = family.ready(stored)

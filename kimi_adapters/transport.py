@@ -1,5 +1,6 @@
 """How layers come to a device and states leave it: plainly, or through pinned memory beside the computing."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -51,6 +52,10 @@ class Transport(Protocol):
         """Waits until all states are through their sinks."""
         ...
 
+    def waited(self) -> float:
+        """Seconds so far in which the device stood still for weights; may wait until it has begun the last layer."""
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
@@ -73,6 +78,7 @@ class PlainTransport:
     def __init__(self, checkpoint: Checkpoint, device: torch.device):
         self._checkpoint = checkpoint
         self._device = device
+        self._waited = 0.0
 
     def embedded(self, ids: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         """The table is read on the CPU and let go."""
@@ -94,7 +100,9 @@ class PlainTransport:
         with ThreadPoolExecutor(max_workers=1) as reader:
             arriving = reader.submit(load, 0)
             for index in range(count):
+                began = time.monotonic()
                 layer = arriving.result()
+                self._waited += time.monotonic() - began
                 if index + 1 < count:
                     arriving = reader.submit(load, index + 1)
                 yield layer
@@ -111,6 +119,10 @@ class PlainTransport:
 
     def finish(self) -> None:
         """Nothing is on its way."""
+
+    def waited(self) -> float:
+        """As Transport.waited."""
+        return self._waited
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from artifacts.disk import full_disk, is_full, takes_nothing
 from errors import UserError
 from running.guard import die_with_parent, hide_other_checkouts, links_in, only_declared
 from running.job import Job, json_line
+from running.pace import Pace
 
 
 class Events:
@@ -32,6 +33,7 @@ class Events:
 
 
 def _jobs(order: dict[str, Any], events: Events) -> list[Job]:
+    pace = Pace(Path(order["pace"]["folder"]), order["pace"]["place"]) if order["pace"] else None
     return [
         Job(
             key=item["key"],
@@ -45,6 +47,7 @@ def _jobs(order: dict[str, Any], events: Events) -> list[Job]:
             threads=order["threads"],
             workspace=Path(order["workspace"]),
             send=events.send,
+            pace=pace,
         )
         for item in order["jobs"]
     ]

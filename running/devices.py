@@ -5,15 +5,20 @@ the processor. A lease is a flock on a file of the device, so a killed holder fr
 """
 
 import fcntl
+import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from errors import UserError
+from running.memory import total_bytes
+
+log = logging.getLogger("eyas")
+LOSSES = 2  # children that die on a device before it is put aside
 
 
 @dataclass(frozen=True)
@@ -63,15 +68,43 @@ def gpus() -> dict[int, tuple[str, str]]:
     return {int(row[0]): (row[1], f"{row[3]}, driver {row[2]}") for row in rows if row[0].isdigit()}
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a pass may count on at most: of the smallest GPU that may be leased, else of the host for all its children.
+
+    ``capability`` is the least compute capability of those GPUs, None without a GPU.
+    """
+
+    bytes: int
+    children: int
+    capability: float | None
+
+
+def memory(indices: list[int] | None, slots: int | None) -> Memory | None:
+    """The memory of the devices that a run would lease, as far as this host tells; takes no lease."""
+    chosen = [] if indices == [] else [index for index in gpus() if indices is None or index in indices]
+    if not chosen:
+        return Memory(total_bytes(), slots or len(os.sched_getaffinity(0)), None)
+    rows = {row[0]: row for row in _nvidia_smi("--query-gpu=index,memory.total,compute_cap")}
+    try:
+        sizes = [int(rows[str(index)][1].removesuffix(" MiB")) << 20 for index in chosen]
+        return Memory(min(sizes), len(chosen), min(float(rows[str(index)][2]) for index in chosen))
+    except (KeyError, ValueError):  # an older driver, or a GPU that has no memory of its own
+        return None
+
+
 class DevicePool:
     """The devices that one flow may lease.
 
     ``indices`` names the GPUs (None: all of the host, ``[]``: none); ``slots`` is the number of processor shares (None: one a
-    core); ``share`` also takes GPUs that other processes use.
+    core); ``share`` also takes GPUs that other processes use. ``aside`` maps a device that is leased no more to what was last
+    said of it.
     """
 
     def __init__(self, state: Path, indices: list[int] | None, slots: int | None, share: bool) -> None:
         self._folder, self._share = state / "devices", share
+        self._losses: dict[str, int] = {}
+        self.aside: dict[str, str] = {}
         found = {} if indices == [] else gpus()
         self._uuids = {index: uuid for index, (uuid, _) in found.items()}
         unknown = sorted(set(indices or []) - set(found))
@@ -86,10 +119,19 @@ class DevicePool:
         self.gpus = [Device(f"cuda:{i}", share_of_cores, found[i][1]) for i in chosen]
 
     def candidates(self, kind: str) -> list[Device]:
-        """The devices that serve ``accelerator`` or ``cpu`` work; of an ``endpoint`` one lease, so that its load is bounded."""
+        """The devices that serve ``accelerator`` or ``cpu`` work and are not put aside; of an ``endpoint`` one lease, so that its
+        load is bounded."""
         if kind == "endpoint":
             return [Device("endpoint", 1)]
-        return self.gpus if kind == "accelerator" and self.gpus else self.cpus
+        devices = self.gpus if kind == "accelerator" and self.gpus else self.cpus
+        return [device for device in devices if device.name not in self.aside]
+
+    def lost_child(self, device: Device, why: str) -> None:
+        """A child died on a device; one that loses a second is put aside for the rest of the run."""
+        self._losses[device.name] = self._losses.get(device.name, 0) + 1
+        if self._losses[device.name] == LOSSES:
+            self.aside[device.name] = why
+            log.warning("%s: a second child died on it, and this run uses it no more: %s", device.name, why)
 
     def _busy(self) -> set[str]:
         """GPUs that a process of somebody else uses (ours hold a lease, which is tried before)."""
@@ -108,9 +150,9 @@ class DevicePool:
             return None
         return fd
 
-    def try_lease(self, kind: str) -> tuple[Device, int] | None:
-        """A free device and the descriptor that holds it, or None."""
-        for device in self.candidates(kind):
+    def try_lease(self, kind: str, rather_not: Collection[str] = ()) -> tuple[Device, int] | None:
+        """A free device, one of ``rather_not`` only where no other is, and the descriptor that holds it; or None."""
+        for device in sorted(self.candidates(kind), key=lambda device: device.name in rather_not):
             fd = self._try(device)
             if fd is None:
                 continue

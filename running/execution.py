@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 from artifacts.records import Record
 from artifacts.stage import Input, Node
 from running.devices import Device, DevicePool
-from running.launch import Children, Order, Place, run_child
+from running.launch import ChildFailed, Children, Order, Place, run_child
 from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
 from running.stopping import at_interrupt
-from running.waiting import Waiting
+from running.waiting import AT_ONCE, Waiting, at_once
 from running.walk import Decision, Walk
 
 log = logging.getLogger("eyas")
@@ -58,11 +58,16 @@ class Execution:
             if node.stage.gathers:
                 self._waiting[node.stage.name].forget(key)
 
-    def expect(self, decisions: Iterable[Decision]) -> None:
-        """Announce nodes that will be done soon, so that devices share them fairly."""
-        for decision in decisions:
-            if decision.node.stage.gathers:
-                self._waiting[decision.node.stage.name].expect([decision.key])
+    def expect(self, decisions: Sequence[Decision]) -> int:
+        """Announce nodes that will be done soon, so that devices share them fairly; how many are to be in hand at a time."""
+        gathered = [decision for decision in decisions if decision.node.stage.gathers]
+        if not gathered:
+            return AT_ONCE
+        stage, size = gathered[0].node.stage, max(decision.node.knobs.get("shards_per_pass") or 1 for decision in gathered)
+        waiting = self._waiting[stage.name]
+        waiting.at_once = at_once(len(self.pool.candidates(stage.device)), size)
+        waiting.expect(decision.key for decision in gathered)
+        return waiting.at_once
 
     def _do(self, decision: Decision, node: Node, key: str) -> Record:
         with key_lock(self.state, key, node.label, self.children.check) as lock:
@@ -75,7 +80,7 @@ class Execution:
             if node.stage.gathers:
                 self._gathered(order)
             else:
-                with self.pool.lease(node.stage.device, self.children.check) as device:
+                with self.pool.lease(node.stage.device, lambda: self._check(node)) as device:
                     self._child([order], device)
             shutil.rmtree(order.scratch, ignore_errors=True)
         made = self.walk.records.get(node.stage.name, key)
@@ -94,32 +99,45 @@ class Execution:
         return paths
 
     def _gathered(self, order: Order) -> None:
-        """Wait until a child has done ``order``: this thread starts it as soon as a device is free and none did before."""
+        """Wait until a child has done ``order``: this thread starts it as soon as a device is free and none did before.
+
+        What a child had not done when it died is done by the next one, on another device where one is free.
+        """
         waiting = self._waiting[order.node.stage.name]
         waiting.add(order)
+        try:
+            self._until_ended(order, waiting)
+        finally:
+            waiting.withdraw(order)
+        error = waiting.ended.pop(id(order))
+        if error is not None and not order.outputs:
+            raise error
+
+    def _until_ended(self, order: Order, waiting: Waiting) -> None:
         kind = order.node.stage.device
         while True:
             self.children.check()
             with ExitStack() as stack:
                 with waiting.condition:
                     if id(order) in waiting.ended:
-                        break
+                        return
+                    self._check(order.node)
                     first = bool(waiting.queue) and waiting.queue[0] is order  # one of them looks for a device, not all
-                    leased = self.pool.try_lease(kind) if first and waiting.complete() else None
+                    leased = self.pool.try_lease(kind, order.lost) if first and waiting.complete() else None
                     if leased is None:
                         waiting.condition.wait(0.05 if first else 0.5)
                         continue
                     stack.callback(os.close, leased[1])
                     batch = waiting.take(len(self.pool.candidates(kind)))
                 self._batch(waiting, batch, leased[0])
-        error = waiting.ended.pop(id(order))
-        if error is not None and not order.outputs:
-            raise error
 
     def _batch(self, waiting: Waiting, batch: list[Order], device: Device) -> None:
         error: BaseException | None = None
         try:
             self._child(batch, device, waiting)
+        except ChildFailed as lost:
+            log.warning("%s: lost its child; what it had not done goes on elsewhere: %s", device.name, lost)
+            waiting.give_back(batch, device.name, lost)
         except BaseException as raised:  # handed to each thread whose node is not done
             error = raised
         for order in batch:
@@ -144,7 +162,22 @@ class Execution:
                 for later in orders:  # a shard's seconds count from the end of the one before it
                     self._started[later.key] = time.monotonic()
 
-        run_child(self.place, orders, device, on_outputs, lambda order, event: self._progress.show(order.node.label, event))
+        def on_progress(order: Order, event: dict[str, Any]) -> None:
+            self._progress.show(order.node.label, event)
+
+        try:
+            run_child(self.place, orders, device, on_outputs, on_progress)
+        except ChildFailed as lost:
+            if orders[0].node.stage.device == "accelerator":
+                self.pool.lost_child(device, str(lost))
+            raise
+
+    def _check(self, node: Node) -> None:
+        """Raise once the run has been told to stop, or no device is left for a node."""
+        self.children.check()
+        if not self.pool.candidates(node.stage.device):
+            names, said = ", ".join(self.pool.aside), list(self.pool.aside.values())[-1]
+            raise ChildFailed(f"no device is left for {node.label}: two children died on each of {names}; the last: {said}")
 
     def _record(self, order: Order, event: dict[str, Any]) -> None:
         decision = self._decisions[order.key]
@@ -165,6 +198,7 @@ class Execution:
                 "python": platform.python_version(),
                 "git_commit": self._commit,
                 "tokens": event["tokens"],
+                **({"pass": event["measured"]} if event["measured"] else {}),
                 "reproducible": order.node.stage.reproducible,
             },
         )

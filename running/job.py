@@ -8,11 +8,15 @@ from typing import Any
 
 from artifacts.manifest import Manifest, Ref
 from artifacts.writer import ArtifactWriter, Sealed
+from running.pace import Pace
 
 
 @dataclass
 class Job:
-    """One node in a child. ``device`` is torch's name; ``scratch`` outlives a killed child and is kept under the node's key."""
+    """One node in a child. ``device`` is torch's name; ``scratch`` outlives a killed child and is kept under the node's key.
+
+    ``pace`` keeps the children of a gathering stage together that read the same layers.
+    """
 
     key: str
     label: str
@@ -25,6 +29,7 @@ class Job:
     threads: int
     workspace: Path
     send: Callable[[dict[str, Any]], None]
+    pace: Pace | None = None
 
     def input(self, name: str) -> Path:
         """Folder or file of a declared input."""
@@ -43,8 +48,11 @@ class Job:
         """Tell how far the node is."""
         self.send({"event": "progress", "key": self.key, "done": done, "total": total, "unit": unit, "note": note})
 
-    def finish(self, outputs: dict[str, Sealed], tokens: int = 0) -> None:
-        """Hand over the outputs; they are committed and recorded from here on, whatever happens to this child later."""
+    def finish(self, outputs: dict[str, Sealed], tokens: int = 0, measured: dict[str, float] | None = None) -> None:
+        """Hand over the outputs; they are committed and recorded from here on, whatever happens to this child later.
+
+        ``measured`` are figures of the pass for the record's lineage.
+        """
         sealed = {
             name: {
                 "ref": one.ref.model_dump(mode="json"),
@@ -53,7 +61,7 @@ class Job:
             }
             for name, one in outputs.items()
         }
-        self.send({"event": "outputs", "key": self.key, "outputs": sealed, "tokens": tokens})
+        self.send({"event": "outputs", "key": self.key, "outputs": sealed, "tokens": tokens, "measured": measured})
 
 
 def read_outputs(event: dict[str, Any]) -> dict[str, Sealed]:

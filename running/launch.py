@@ -19,6 +19,7 @@ from artifacts.writer import Sealed
 from errors import UserError
 from running.devices import Device
 from running.job import read_outputs
+from running.pace import join
 
 log = logging.getLogger("eyas")
 
@@ -33,7 +34,10 @@ class ChildKilled(ChildFailed):
 
 @dataclass
 class Order:
-    """One node for a child: its key, where its inputs lie, its scratch folder, the descriptor of its lock."""
+    """One node for a child: its key, where its inputs lie, its scratch folder, the descriptor of its lock.
+
+    ``lost`` names the devices whose children died with it.
+    """
 
     node: Node
     key: str
@@ -41,6 +45,7 @@ class Order:
     scratch: Path
     lock: int
     outputs: dict[str, Sealed] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
 
 class Stopped(Exception):
@@ -117,7 +122,7 @@ def _environment(place: Place, device: Device) -> dict[str, str]:
     }
 
 
-def _order_file(place: Place, orders: list[Order], device: Device, events: int) -> Path:
+def _order_file(place: Place, orders: list[Order], device: Device, events: int, pace: dict[str, Any] | None) -> Path:
     first = orders[0].node
     for order in orders:
         order.scratch.mkdir(parents=True, exist_ok=True)
@@ -140,6 +145,7 @@ def _order_file(place: Place, orders: list[Order], device: Device, events: int) 
         "device": device.torch_name,
         "threads": device.threads,
         "events": events,
+        "pace": pace,
         "workspace": str(place.workspace),
         "snapshot": str(place.snapshot),
         "cache": str(place.cache),
@@ -150,6 +156,12 @@ def _order_file(place: Place, orders: list[Order], device: Device, events: int) 
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1))
     return path
+
+
+def _pace(place: Place, node: Node) -> dict[str, Any] | None:
+    """A place among the children of a gathering stage; one that is killed before it begins loses it, too."""
+    folder = place.workspace / "pace" / node.stage.name
+    return {"folder": str(folder), "place": join(folder)} if node.stage.gathers else None
 
 
 def run_child(
@@ -166,25 +178,27 @@ def run_child(
     """
     place.cache.mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
-    order_path = _order_file(place, orders, device, writing)
+    pace = _pace(place, orders[0].node)
+    order_path = _order_file(place, orders, device, writing, pace)
     log_path = order_path.with_suffix(".log")
     by_key = {order.key: order for order in orders}
     error: dict[str, Any] | None = None
     with open(reading, "rb") as events, open(log_path, "wb") as output, ExitStack() as stack:
-        pipe_end = stack.enter_context(open(writing, "wb"))
+        handed_over = [stack.enter_context(open(end, "wb")) for end in (writing, *([pace["place"]] if pace else []))]
         command = [sys.executable, "-P", "-m", "running.child", str(order_path)]
         child = place.children.started(
             command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=(writing, *(order.lock for order in orders)),
+            pass_fds=(*(end.fileno() for end in handed_over), *(order.lock for order in orders)),
             env=_environment(place, device),
             cwd=place.run_folder,
             start_new_session=True,
         )
         process = stack.enter_context(child)
-        pipe_end.close()
+        for end in handed_over:  # a lock lasts until the last holder is gone: the child
+            end.close()
         for line in events:
             event = json.loads(line)
             if event["event"] == "error":

@@ -23,7 +23,6 @@ from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
 from running.execution import Execution
 from running.launch import ChildKilled
-from running.waiting import AT_ONCE
 from running.walk import Decision, Walk, digest_of
 
 _SHOWN = 48  # hits of one map, and edges of one task, that Prefect shows one by one
@@ -114,8 +113,7 @@ class PrefectExecutor:
 
     def _do(self, decisions: list[Decision]) -> None:
         """Submit nodes so that few wait inside Prefect at a time, and see that each has left a record."""
-        self.execution.expect(decisions)
-        slots = threading.Semaphore(AT_ONCE)
+        slots = threading.Semaphore(self.execution.expect(decisions))
         futures = []
         for decision in decisions:
             slots.acquire()

@@ -44,7 +44,14 @@ def node_table(steps: list[Step]) -> str:
     ]
     count = {status: sum(step.status == status for step in steps) for status in ("hit", "run", "may run")}
     total = f"{count['hit']} hit, {count['run']} run, {count['may run']} may run"
-    return table(("stage", "node", "status", "estimate", "size", "because"), rows) + f"\n\n{total}"
+    found = "".join(f"\n\n{one}" for one in (total, pass_line(steps)) if one)
+    return table(("stage", "node", "status", "estimate", "size", "because"), rows) + found
+
+
+def pass_line(steps: list[Step]) -> str:
+    """How large a pass must be to hide the reading of the weights; empty where that was not measured."""
+    tokens = max((step.pass_tokens or 0 for step in steps), default=0)
+    return f"a pass of {tokens:,} tokens or more hides the reading of the weights (running.shards_per_pass)" if tokens else ""
 
 
 def summary(result: dict[str, Any]) -> str:

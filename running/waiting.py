@@ -8,8 +8,15 @@ from collections.abc import Iterable
 
 from running.launch import Order
 
-AT_ONCE = 64  # nodes that a run has in hand at a time, each with a thread
+AT_ONCE = 64  # nodes that a run has in hand at a time, each with a thread and a file that is its lock
+MOST_AT_ONCE = 512
+TRIES = 3  # children that may die with a node: two on a device that is then put aside, one on another
 _SETTLED = 0.5  # seconds without an arrival after which a share is taken although nodes are missing: another run may hold them
+
+
+def at_once(devices: int, pass_size: int) -> int:
+    """Nodes to have in hand: two passes for each device, so that one can be gathered while another is done."""
+    return min(max(AT_ONCE, 2 * devices * pass_size), MOST_AT_ONCE)
 
 
 class Waiting:
@@ -21,6 +28,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
+        self.at_once = AT_ONCE
         self.coming: set[str] = set()  # keys announced and not yet queued
         self.queue: deque[Order] = deque()
         self.taken: set[int] = set()  # orders that children have and have not ended
@@ -49,7 +57,7 @@ class Waiting:
     def complete(self) -> bool:
         """Whether no more can come before a share is taken; to be asked under the condition."""
         in_hand = len(self.queue) + len(self.taken)
-        return not self.coming or in_hand >= AT_ONCE or time.monotonic() - self.arrived > _SETTLED
+        return not self.coming or in_hand >= self.at_once or time.monotonic() - self.arrived > _SETTLED
 
     def take(self, devices: int) -> list[Order]:
         """A device's share of what is in hand, of which idle devices get as much; to be asked under the condition."""
@@ -60,6 +68,26 @@ class Waiting:
         self.taken.update(map(id, taken))
         self.condition.notify_all()
         return taken
+
+    def give_back(self, orders: Iterable[Order], device: str, error: BaseException) -> None:
+        """The orders that a child on ``device`` has not ended, and it died: they are next; one tried too often has failed."""
+        with self.condition:
+            left = [order for order in orders if id(order) in self.taken]
+            for order in reversed(left):
+                order.lost.append(device)
+                if len(order.lost) < TRIES:
+                    self.taken.remove(id(order))
+                    self.queue.appendleft(order)
+                else:
+                    self.end(order, error)
+            self.condition.notify_all()
+
+    def withdraw(self, order: Order) -> None:
+        """An order for which nobody waits any more."""
+        with self.condition:
+            if order in self.queue:
+                self.queue.remove(order)
+            self.condition.notify_all()
 
     def leave(self) -> None:
         """A child that took a share has ended."""

@@ -15,6 +15,7 @@ from artifacts.stage import Input, Made, Node, Pending, Stage
 from artifacts.store import Store
 from errors import UserError
 from running.mirroring import Mirroring
+from running.rates import hiding_tokens
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Step:
     tokens: int = 0
     output_bytes: int = 0
     estimate: float | None = None
+    pass_tokens: int | None = None  # of a pass whose computing takes as long as the reading of the weights
     key: str | None = None
 
 
@@ -47,6 +49,8 @@ class Decision:
 
 class Executor(Protocol):
     """What ``train_draft`` calls its stages through."""
+
+    walk: "Walk"
 
     def run(self, node: Node) -> Made:
         """Do one node, or look it up."""
@@ -74,6 +78,7 @@ class Walk:
         self._shared: dict[Stage, Parts] = {}
         self._makers: dict[str, Decision] = {}
         self._kin = Kin(records)
+        self._pass_tokens: dict[tuple[str, str], int | None] = {}
 
     def shared_parts(self, stage: Stage) -> Parts:
         """The parts of the key that all nodes of a stage share; raises ``KeyFailure`` where they cannot be known."""
@@ -115,7 +120,7 @@ class Walk:
             step.because = adopted_because(record)
         else:
             step.because = self._kin.explain(stage, parts)
-            step.estimate = self._estimate(node)
+            step.estimate, step.pass_tokens = self._estimate(node), self.pass_tokens(node)
         decision = Decision(node, key, parts, record, step)
         if record:
             self.note_outputs(decision, record)
@@ -130,6 +135,14 @@ class Walk:
         rate = self._kin.rate(node.stage.name)
         return node.tokens / rate if rate and node.tokens else None
 
+    def pass_tokens(self, node: Node) -> int | None:
+        """Tokens of a pass whose computing takes as long as the reading of the weights; None where that was not measured."""
+        source = node.inputs.get("verifier")
+        asked = (node.stage.name, source.digest if isinstance(source, Input) else "")
+        if asked not in self._pass_tokens:
+            self._pass_tokens[asked] = hiding_tokens(node, self._kin.passes(node.stage.name))
+        return self._pass_tokens[asked]
+
     def require_room(self, nodes: Iterable[Node]) -> None:
         """Refuse nodes whose outputs would not fit the store; the free space is asked for only when they are known."""
         waiting = [node for node in nodes if node.output_bytes]
@@ -142,7 +155,7 @@ class Walk:
         self.shared_parts(node.stage)
         reasons = sorted({source.because for source in node.inputs.values() if isinstance(source, Pending)})
         step = Step(node.stage.name, node.name, "may run", reasons, tokens=node.tokens, output_bytes=node.output_bytes)
-        step.estimate = self._estimate(node)
+        step.estimate, step.pass_tokens = self._estimate(node), self.pass_tokens(node)
         return step
 
     def giving(self) -> AbstractContextManager[None]:

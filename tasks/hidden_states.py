@@ -14,7 +14,6 @@ STAGE = Stage(
     module=__name__,
     libraries=("torch",),
     optional=("triton",),  # the kernels of NVIDIA GPUs; a CPU's torch comes without
-    retries=1,
     device="accelerator",
     gathers=True,
 )
@@ -78,19 +77,32 @@ def compute_passes(jobs: Sequence[Job]) -> None:
         torch.set_num_threads(1)  # sums in an order that the number of cores does not change; more cores take more shards
     checkpoint = Checkpoint(first.input("verifier"))
     dtype = getattr(torch, first.settings["compute_dtype"])
-    size = first.knobs["shards_per_pass"]
-    resident = LayerCache()
+    size = first.knobs["shards_per_pass"] or 1
+    resident, weights = LayerCache(), checkpoint.layer_bytes
     with transport_for(checkpoint, torch.device(first.device)) as transport:
-        for start in range(0, len(jobs), size):
-            _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport)
+        try:
+            for start in range(0, len(jobs), size):
+                if first.pace:
+                    first.pace.begin(checkpoint.config.num_layers, weights)
+                _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport, weights)
+        finally:
+            if first.pace:
+                first.pace.leave()
         transport.finish()
 
 
-def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, transport: Any) -> None:
-    """On a GPU the states of a pass are written, and its jobs finished, while the next pass computes."""
+def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, transport: Any, weights: int) -> None:
+    """On a GPU the states of a pass are written, and its jobs finished, while the next pass computes.
+
+    ``weights`` are the bytes of all layers. The records get the figures of the pass: its ``tokens``, its ``seconds`` without
+    those spent on ``waiting`` for weights, the ``bytes`` of weights that were read and the seconds of ``reading``.
+    """
+    import time
+
     import torch
 
     from kimi_adapters.layer_stream import ShardTokens, stream_states
+    from kimi_adapters.reading import Reading
     from kimi_adapters.tensor_file import TensorWriter
     from tasks.state_stats import StateStats
 
@@ -116,6 +128,8 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
         for job in jobs:
             job.progress(done, total, "layers")
 
+    reading = Reading(jobs[0].pace)
+    began, waited = time.monotonic(), transport.waited()
     stream_states(
         [ShardTokens(torch.from_numpy(ids.copy()), torch.from_numpy(offsets.copy())) for ids, offsets in tokens],
         checkpoint,
@@ -127,16 +141,25 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
         resident=resident,
         progress=progress,
         transport=transport,
+        reading=reading,
     )
+    waiting = transport.waited() - waited
+    measured = {
+        "tokens": sum(len(ids) for ids, _ in tokens),
+        "seconds": round(time.monotonic() - began - waiting, 3),
+        "waiting": round(waiting, 3),
+        "bytes": weights * reading.layers // checkpoint.config.num_layers,
+        "reading": round(reading.seconds, 3),
+    }
 
     def finish() -> None:
         for number, job in enumerate(jobs):
-            _finish(job, artifacts[number], writers[number], stats[number], tokens[number][1], hidden)
+            _finish(job, artifacts[number], writers[number], stats[number], tokens[number][1], hidden, measured)
 
     transport.then(finish)
 
 
-def _finish(job: Job, artifact: Any, writer: Any, stats: Any, offsets: Any, hidden: int) -> None:
+def _finish(job: Job, artifact: Any, writer: Any, stats: Any, offsets: Any, hidden: int, measured: dict[str, float]) -> None:
     """Seals the states of a shard and their statistics, and hands them over."""
     from tasks.arrays import write_arrays
 
@@ -147,4 +170,4 @@ def _finish(job: Job, artifact: Any, writer: Any, stats: Any, offsets: Any, hidd
     with aside.open(STATS) as file:
         write_arrays(file, stats.arrays)
     sealed = aside.seal(tokens=total, samples=len(offsets) - 1, not_finite=stats.not_finite)
-    job.finish({"states": states, "stats": sealed}, tokens=total)
+    job.finish({"states": states, "stats": sealed}, total, measured)

@@ -254,7 +254,12 @@ class RunningSettings(Section):
     devices: list[int] | None = Field(None, description="GPUs that may be leased; empty: all that nobody uses")
     share_devices: bool = Field(False, description="Lease GPUs that other processes use, too")
     cpu_slots: int | None = Field(None, gt=0, description="Children at once on a host without GPUs; empty: one a core")
-    shards_per_pass: int = Field(1, gt=0, description="Shards taken through the layers together")
+    shards_per_pass: int | None = Field(
+        None,
+        gt=0,
+        description="Shards taken through the layers together; empty: as many as fit and hide the reading of the weights, by "
+        "what earlier runs measured; one while nothing is",
+    )
     generation_batch: int = Field(64, gt=0, description="Rows that the verifier decodes at once")
 
 

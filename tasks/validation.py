@@ -20,7 +20,6 @@ STAGE = Stage(
     "validation",
     module=__name__,
     libraries=("torch", "numpy"),
-    retries=1,
     device="accelerator",
     gathers=True,
 )

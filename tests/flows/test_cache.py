@@ -119,7 +119,7 @@ def test_comments_docstrings_formatting_and_retries_rerun_nothing(project: Proje
     for file in ("tasks/training.py", "tasks/hidden_states.py", "kimi_adapters/trainer.py", "kimi_adapters/llama.py"):
         path = project.folder / file
         path.write_text(path.read_text() + "\n\n\n# a remark\n")
-    project.edit("tasks/hidden_states.py", "retries=1", "retries=4")
+    project.edit("tasks/hidden_states.py", "gathers=True", "retries=4, gathers=True")
     project.edit("kimi_adapters/trainer.py", '"""Runs a recipe over packs.', '"""Trains, in other words.')
     project.edit("kimi_adapters/packing.py", "OPEN_PACKS = 32", "OPEN_PACKS = (\n    32\n)")
     assert {node["status"] for node in project.nodes("plan")} == {"hit"}

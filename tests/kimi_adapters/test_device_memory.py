@@ -5,9 +5,8 @@ import torch
 
 from benchmarks.kimi_widths import config
 from errors import UserError
-from kimi_adapters.device_memory import check_fits, need
+from kimi_adapters.device_memory import HELD_BYTES, check_fits, need
 from kimi_adapters.device_paths import sizes
-from kimi_adapters.gpu_transport import HELD_BYTES
 
 LAYERS = 2 * 9_930_000_000
 SIZES = sizes(torch.device("cuda"))

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_adapters.device_paths import Sizes
+from kimi_adapters.chunk_sizes import Sizes
 from kimi_adapters.lanes import Lane, ShardTokens, pieces, positions, sample_bounds
 
 

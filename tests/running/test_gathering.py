@@ -7,7 +7,7 @@ import pytest
 
 from artifacts.stage import Node, Stage
 from running.launch import Order
-from running.waiting import AT_ONCE, Waiting
+from running.waiting import AT_ONCE, MOST_AT_ONCE, Waiting, at_once
 
 STAGE = Stage("hidden_states", module="tasks.hidden_states", libraries=(), gathers=True)
 
@@ -55,6 +55,11 @@ def test_what_a_run_has_in_hand_is_shared_not_what_came_first() -> None:
         waiting.add(new)
     waiting.leave()
     assert len(take(waiting, 2)) == AT_ONCE // 2, "half of all, although the other child has not ended"
+
+
+@pytest.mark.parametrize(("devices", "size", "expected"), [(2, 1, AT_ONCE), (8, 26, 416), (16, 26, MOST_AT_ONCE)])
+def test_every_device_has_its_next_pass_in_hand(devices: int, size: int, expected: int) -> None:
+    assert at_once(devices, size) == expected
 
 
 def test_nodes_that_another_run_does_hold_nobody_up() -> None:
