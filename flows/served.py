@@ -58,7 +58,7 @@ def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:
 
 def publish(settings: Settings, host: Host, walk: Walk, made: DraftRun, run_folder: Path) -> dict[str, Any]:
     """Write the report, show it in Prefect, and return the nodes and where things lie."""
-    report, markdown = write_report(settings, host.store, walk.steps, made, run_folder)
+    report, markdown = write_report(settings, host, walk.steps, made, run_folder)
     create_markdown_artifact(key="draft-report", markdown=markdown, description="Acceptance, data quality, what ran")
     assert made.export.outputs is not None
     checkpoint = host.store.folder(made.export.outputs["export"].digest)

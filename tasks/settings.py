@@ -6,13 +6,9 @@ Paths are relative to the working directory.
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    """A group of settings that rejects unknown names."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from tasks.section import Section
 
 
 class VerifierSettings(Section):
