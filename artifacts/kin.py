@@ -1,4 +1,4 @@
-"""The nearest kin of a node that misses: which recorded node differs least from it, and in what. Also the rate of a stage."""
+"""The nearest kin of a node that misses: which recorded node differs least from it, and in what. Also the rates of a stage."""
 
 import os
 from collections import defaultdict
@@ -44,7 +44,7 @@ class Kin:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._kindred: dict[str, dict[str, _Kindred]] = {}
-        self._rates: dict[str, float | None] = {}
+        self._rates: dict[str, dict[str, float]] = {}
 
     def explain(self, stage: str, parts: Parts) -> list[str]:
         """Names of the parts that differ from the nearest kin. ``["first run"]`` where there is none."""
@@ -60,10 +60,14 @@ class Kin:
                 break
         return sorted(nearest or [])
 
-    def rate(self, stage: str) -> float | None:
-        """Median tokens a second over the newest records of a stage; None where none was measured."""
+    def rate(self, stage: str, entry: str) -> float | None:
+        """Tokens a second over the newest records of a stage's entry together; None where none was measured.
+
+        Tokens are those that the nodes were estimated by. Of a pass that several share the first has the time: the median of
+        their rates would say nothing.
+        """
         self._of(stage)
-        return self._rates[stage]
+        return self._rates[stage].get(entry)
 
     def _of(self, stage: str) -> dict[str, _Kindred]:
         if stage not in self._kindred:
@@ -73,13 +77,15 @@ class Kin:
     def _read(self, stage: str) -> None:
         by_entry: dict[str, _Kindred] = defaultdict(_Kindred)
         known: dict[Pair, Pair] = {}  # equal parts of many records are one object
-        rates: list[float] = []
+        measured: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for record in self._newest(stage):
-            by_entry[record.parts.get("entry", "")].add(frozenset(known.setdefault(p, p) for p in record.parts.items()))
-            if len(rates) < _NEWEST and record.lineage.get("tokens") and record.lineage.get("seconds"):
-                rates.append(record.lineage["tokens"] / record.lineage["seconds"])
+            entry = record.parts.get("entry", "")
+            by_entry[entry].add(frozenset(known.setdefault(p, p) for p in record.parts.items()))
+            tokens, seconds = record.lineage.get("estimated_by"), record.lineage.get("seconds")
+            if tokens and seconds and len(measured[entry]) < _NEWEST:
+                measured[entry].append((tokens, seconds))
         self._kindred[stage] = dict(by_entry)
-        self._rates[stage] = sorted(rates)[len(rates) // 2] if rates else None
+        self._rates[stage] = {entry: sum(t for t, _ in all) / sum(s for _, s in all) for entry, all in measured.items() if all}
 
     def _newest(self, stage: str) -> Iterator[Record]:
         folder = self._records.root / stage

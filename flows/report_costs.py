@@ -2,7 +2,7 @@
 
 from artifacts.records import Records
 from artifacts.store import BlobMissing, Store
-from running.tables import STAGE_HEADER, stage_rows
+from running.tables import STAGE_HEADER, size, stage_rows
 from running.walk import Step
 from tasks.markdown import markdown_table
 
@@ -19,15 +19,6 @@ def costs(store: Store, steps: list[Step]) -> str:
         rows.append([*row[:4], f"{seconds:,.1f}", size(sum(_bytes(store, digest) for digest in digests)), row[4]])
     header = [*STAGE_HEADER[:3], "seconds now", "seconds when made", "size", STAGE_HEADER[4]]
     return f"## What ran\n\n{markdown_table(header, rows)}"
-
-
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
 
 
 def _bytes(store: Store, digest: str) -> int:

@@ -9,6 +9,8 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.approval import ask
+from flows.budget import over_budget
 from flows.planning import open_host, plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
@@ -50,10 +52,16 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
 
 
 def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:
-    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run."""
-    steps = plan(settings, host, snapshot).steps
-    counts = {status: sum(step.status == status for step in steps) for status in ("hit", "run", "may run")}
+    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run.
+
+    A plan that would pass the budget waits for a person's approval.
+    """
+    walk = plan(settings, host, snapshot)
+    counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
+    over = over_budget(settings, walk)
+    if over:
+        ask(over)
 
 
 def publish(settings: Settings, host: Host, walk: Walk, made: DraftRun, run_folder: Path) -> dict[str, Any]:

@@ -17,20 +17,23 @@ from running.tables import node_table, summary
 
 def plan(settings: Any, parsed: Namespace) -> int:
     """Print what would run."""
+    from flows.budget import require_budget
     from flows.planning import open_host
     from flows.planning import plan as walk_plan
 
-    steps = walk_plan(settings, open_host(settings)).steps
-    print(json.dumps([asdict(step) for step in steps], indent=1) if parsed.json else node_table(steps))
+    walk = walk_plan(settings, open_host(settings))
+    print(json.dumps([asdict(step) for step in walk.steps], indent=1) if parsed.json else node_table(walk.steps))
+    require_budget(settings, walk)
     return 0
 
 
 def run(settings: Any, parsed: Namespace) -> int:
     """Run the flow and print its summary."""
+    from flows.budget import require_budget
     from flows.planning import open_host
     from flows.planning import plan as walk_plan
 
-    walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
+    require_budget(settings, walk_plan(settings, open_host(settings)))  # told before Prefect takes its seconds to start
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")

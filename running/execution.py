@@ -165,6 +165,7 @@ class Execution:
                 "python": platform.python_version(),
                 "git_commit": self._commit,
                 "tokens": event["tokens"],
+                "estimated_by": order.node.tokens,
                 "reproducible": order.node.stage.reproducible,
             },
         )

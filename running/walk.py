@@ -114,7 +114,7 @@ class Walk:
             step.digest = digest_of(record.outputs)
         else:
             step.because = self._kin.explain(stage, parts)
-            step.estimate = self._estimate(node)
+            step.estimate = self.estimate(node)
         decision = Decision(node, key, parts, record, step)
         if record:
             self.note_outputs(decision, record)
@@ -125,8 +125,19 @@ class Walk:
         for ref in record.outputs.values():
             self._makers.setdefault(ref.digest, decision)
 
-    def _estimate(self, node: Node) -> float | None:
-        rate = self._kin.rate(node.stage.name)
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is not a hit."""
+        return any(step.status != "hit" for step in self.steps)
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """The stages of the steps, by name."""
+        return {stage.name: stage for stage in self._shared}
+
+    def estimate(self, node: Node) -> float | None:
+        """Seconds on one device that a node takes by the rate that this store has measured; None while there is none."""
+        rate = self._kin.rate(node.stage.name, node.entry)
         return node.tokens / rate if rate and node.tokens else None
 
     def require_room(self, nodes: Iterable[Node]) -> None:
@@ -141,7 +152,7 @@ class Walk:
         self.shared_parts(node.stage)
         reasons = sorted({source.because for source in node.inputs.values() if isinstance(source, Pending)})
         step = Step(node.stage.name, node.name, "may run", reasons, tokens=node.tokens, output_bytes=node.output_bytes)
-        step.estimate = self._estimate(node)
+        step.estimate = self.estimate(node)
         return step
 
     def giving(self) -> AbstractContextManager[None]:

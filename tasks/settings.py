@@ -1,13 +1,14 @@
 """Every setting of the pipeline: the form in Prefect, the YAML file and the keys come from here. Data only.
 
-A stage's own section is in its key. ``running``, ``store``, ``report``, ``gates`` and ``limit``'s effect on gates are in none.
-Paths are relative to the working directory.
+A stage's own section is in its key. ``running``, ``budget``, ``store``, ``report``, ``gates`` and ``limit``'s effect on gates
+are in none. Paths are relative to the working directory.
 """
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from tasks.operation_settings import BudgetSettings
 from tasks.section import Section
 
 
@@ -224,6 +225,7 @@ class Settings(Section):
     store: StoreSettings = StoreSettings()
     report: ReportSettings = ReportSettings()
     running: RunningSettings = RunningSettings()
+    budget: BudgetSettings = BudgetSettings()
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

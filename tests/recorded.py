@@ -82,6 +82,7 @@ class Recorder:
             "python": sys.version.split()[0],
             "git_commit": "0" * 40,
             "tokens": node.tokens,
+            "estimated_by": node.tokens,
         }
         name = node.stage.name
         self.walk.records.put(
