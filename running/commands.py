@@ -13,6 +13,7 @@ from errors import UserError
 from running.leftovers import leave_nothing_behind
 from running.stopping import stop_on_interrupt
 from running.tables import node_table, summary
+from running.window import CLOSED, WindowClosed, require_open
 
 
 def plan(settings: Any, parsed: Namespace) -> int:
@@ -33,7 +34,9 @@ def run(settings: Any, parsed: Namespace) -> int:
     from flows.planning import open_host
     from flows.planning import plan as walk_plan
 
-    require_budget(settings, walk_plan(settings, open_host(settings)))  # told before Prefect takes its seconds to start
+    planned = walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
+    require_budget(settings, planned)
+    require_open(settings.window, planned.has_work)
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -47,6 +50,8 @@ def run(settings: Any, parsed: Namespace) -> int:
     stop_on_interrupt()
     with telling_no_server():
         result = train_draft_flow(settings)
+    if CLOSED in result:
+        raise WindowClosed(result[CLOSED])
     print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
     return 0
 

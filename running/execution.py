@@ -21,8 +21,10 @@ from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
 from running.stopping import at_interrupt
+from running.timekeeper import Timekeeper, spent
 from running.waiting import Waiting
 from running.walk import Decision, Walk
+from running.window import Deadline
 
 log = logging.getLogger("eyas")
 
@@ -30,8 +32,11 @@ log = logging.getLogger("eyas")
 class Execution:
     """Executes decisions of one run; any number of threads may call ``do``."""
 
-    def __init__(self, walk: Walk, state: Path, run_folder: Path, pool: DevicePool, workspace: Path) -> None:
+    def __init__(
+        self, walk: Walk, state: Path, run_folder: Path, pool: DevicePool, workspace: Path, deadline: Deadline | None = None
+    ) -> None:
         self.walk, self.state, self.pool = walk, state, pool
+        self.time = Timekeeper(walk, deadline or Deadline())
         self.children = Children()
         at_interrupt(self.children.stop)
         self.place = Place(
@@ -76,6 +81,7 @@ class Execution:
                 self._gathered(order)
             else:
                 with self.pool.lease(node.stage.device, self.children.check) as device:
+                    self.time.require([order])
                     self._child([order], device)
             shutil.rmtree(order.scratch, ignore_errors=True)
         made = self.walk.records.get(node.stage.name, key)
@@ -119,7 +125,11 @@ class Execution:
     def _batch(self, waiting: Waiting, batch: list[Order], device: Device) -> None:
         error: BaseException | None = None
         try:
-            self._child(batch, device, waiting)
+            in_time, closed = self.time.in_time(batch)
+            for late in batch[len(in_time) :]:
+                waiting.end(late, closed)
+            if in_time:
+                self._child(in_time, device, waiting)
         except BaseException as raised:  # handed to each thread whose node is not done
             error = raised
         for order in batch:
@@ -144,12 +154,13 @@ class Execution:
                 for later in orders:  # a shard's seconds count from the end of the one before it
                     self._started[later.key] = time.monotonic()
 
-        run_child(self.place, orders, device, on_outputs, lambda order, event: self._progress.show(order.node.label, event))
+        with self.time.stoppable(orders):
+            run_child(self.place, orders, device, on_outputs, lambda order, event: self._progress.show(order.node.label, event))
 
     def _record(self, order: Order, event: dict[str, Any]) -> None:
         decision = self._decisions[order.key]
         outputs = {name: self.walk.store.commit(sealed) for name, sealed in order.outputs.items()}
-        seconds = time.monotonic() - self._started[order.key]
+        seconds = spent(order) + time.monotonic() - self._started[order.key]
         record = Record(
             key=order.key,
             stage=order.node.stage.name,

@@ -1,14 +1,14 @@
 """Every setting of the pipeline: the form in Prefect, the YAML file and the keys come from here. Data only.
 
-A stage's own section is in its key. ``running``, ``budget``, ``store``, ``report``, ``gates`` and ``limit``'s effect on gates
-are in none. Paths are relative to the working directory.
+A stage's own section is in its key. ``running``, ``budget``, ``window``, ``store``, ``report``, ``gates`` and ``limit``'s
+effect on gates are in none. Paths are relative to the working directory.
 """
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.operation_settings import BudgetSettings
+from tasks.operation_settings import BudgetSettings, WindowSettings
 from tasks.section import Section
 
 
@@ -226,6 +226,7 @@ class Settings(Section):
     report: ReportSettings = ReportSettings()
     running: RunningSettings = RunningSettings()
     budget: BudgetSettings = BudgetSettings()
+    window: WindowSettings = WindowSettings()
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
