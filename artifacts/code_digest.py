@@ -15,7 +15,7 @@ PACKAGES = ("flows", "tasks", "kimi_adapters", "artifacts", "running")
 OUTSIDE = ("flows", "artifacts", "running", "errors", "tasks.settings")  # move bytes, order calls, hold data
 DECLARATION = "DYNAMIC_IMPORTS"  # a module's tuple of the modules it imports by a computed name
 _OPTION_DECORATORS = {"task", "flow"}
-_STAGE_OPTIONS = {"retries", "device", "gathers"}  # of a Stage(...): how it is run, not what it computes
+_STAGE_OPTIONS = {"retries", "device", "gathers", "resumes"}  # of a Stage(...): how it is run, not what it computes
 _IMPORTERS = {"import_module", "__import__", "spec_from_file_location", "run_path", "run_module", "resolve_name"}
 _SKIPPED_FIELDS = {"ctx", "type_comment", "kind", "type_ignores"}
 

@@ -1,4 +1,4 @@
-"""The nearest kin of a node that misses: which recorded node differs least from it, and in what. Also the rate of a stage."""
+"""The nearest kin of a node that misses: which recorded node differs least from it, and in what. Also the rates of a stage."""
 
 import os
 from collections import defaultdict
@@ -44,8 +44,8 @@ class Kin:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._kindred: dict[str, dict[str, _Kindred]] = {}
-        self._rates: dict[str, float | None] = {}
         self._passes: dict[str, list[Record]] = {}
+        self._rates: dict[str, dict[str, float]] = {}
 
     def explain(self, stage: str, parts: Parts) -> list[str]:
         """Names of the parts that differ from the nearest kin. ``["first run"]`` where there is none."""
@@ -61,10 +61,14 @@ class Kin:
                 break
         return sorted(nearest or [])
 
-    def rate(self, stage: str) -> float | None:
-        """Median tokens a second over the newest records of a stage; None where none was measured."""
+    def rate(self, stage: str, entry: str) -> float | None:
+        """Tokens a second over the newest records of a stage's entry together; None where none was measured.
+
+        Tokens are those that the nodes were estimated by. Of a pass that several share the first has the time: the median of
+        their rates would say nothing.
+        """
         self._of(stage)
-        return self._rates[stage]
+        return self._rates[stage].get(entry)
 
     def passes(self, stage: str) -> list[Record]:
         """The newest records of a stage that measured the pass they were made in, newest first."""
@@ -79,16 +83,18 @@ class Kin:
     def _read(self, stage: str) -> None:
         by_entry: dict[str, _Kindred] = defaultdict(_Kindred)
         known: dict[Pair, Pair] = {}  # equal parts of many records are one object
-        rates: list[float] = []
-        self._passes[stage] = measured = []
+        self._passes[stage] = passes = []
+        measured: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for record in self._newest(stage):
-            by_entry[record.parts.get("entry", "")].add(frozenset(known.setdefault(p, p) for p in record.parts.items()))
-            if len(rates) < _NEWEST and record.lineage.get("tokens") and record.lineage.get("seconds"):
-                rates.append(record.lineage["tokens"] / record.lineage["seconds"])
-            if len(measured) < _NEWEST and record.lineage.get("pass"):
-                measured.append(record)
+            entry = record.parts.get("entry", "")
+            by_entry[entry].add(frozenset(known.setdefault(p, p) for p in record.parts.items()))
+            tokens, seconds = record.lineage.get("estimated_by"), record.lineage.get("seconds")
+            if tokens and seconds and len(measured[entry]) < _NEWEST:
+                measured[entry].append((tokens, seconds))
+            if len(passes) < _NEWEST and record.lineage.get("pass"):
+                passes.append(record)
         self._kindred[stage] = dict(by_entry)
-        self._rates[stage] = sorted(rates)[len(rates) // 2] if rates else None
+        self._rates[stage] = {entry: sum(t for t, _ in all) / sum(s for _, s in all) for entry, all in measured.items() if all}
 
     def _newest(self, stage: str) -> Iterator[Record]:
         folder = self._records.root / stage

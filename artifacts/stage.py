@@ -13,7 +13,8 @@ class Stage:
     ``module`` holds its code; ``libraries`` are the distributions that compute it (their versions are in the key;
     of ``optional`` ones, that they are absent);
     ``reproducible`` says whether the same inputs give the same bytes again; ``device`` what it leases;
-    ``gathers`` whether one child takes several waiting nodes in one pass.
+    ``gathers`` whether one child takes several waiting nodes in one pass;
+    ``resumes`` whether a child that is told to stop leaves what the next one goes on from.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Stage:
     retries: int = 0
     device: Literal["accelerator", "cpu", "endpoint"] = "cpu"
     gathers: bool = False
+    resumes: bool = False
 
     @property
     def title(self) -> str:

@@ -6,37 +6,60 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.store import Store
+from flows.report_cases import slices
+from flows.report_champion import Champion, champion
 from flows.report_compared import compared_section
+from flows.report_costs import costs
 from flows.report_data import data_sections, facts_ref, validation_plots
 from flows.report_engine import engine_section
+from flows.report_html import page
 from flows.report_training import draw_curves, training_section
+from flows.report_verdict import RULE, verdict
 from flows.train_draft import DraftRun
-from running.tables import STAGE_HEADER, stage_rows
+from running.host import Host
 from running.walk import Step
 from tasks.formats import PLOT
 from tasks.markdown import markdown_table
 from tasks.settings import Settings
 
 
-def write_report(settings: Settings, store: Store, steps: list[Step], made: DraftRun, run_folder: Path) -> tuple[Path, str]:
-    """The report's path (``report.md`` with its plots beside it) and its markdown for Prefect, plots inside."""
-    state = run_folder.parent.parent
-    folder = state / "reports" / run_folder.name
+def write_report(settings: Settings, host: Host, steps: list[Step], made: DraftRun, run_folder: Path) -> tuple[Path, str]:
+    """The report's path and its markdown for Prefect, plots inside.
+
+    ``report.html`` has everything in it; ``report.md`` has its plots beside it. They lie in the state, not in the store: they
+    tell of one run on this host, and may show text.
+    """
+    store, folder = host.store, host.state / "reports" / run_folder.name
     folder.mkdir(parents=True)
-    curves = draw_curves(store, made, folder, state / "plots")
+    curves = draw_curves(store, made, folder, host.state / "plots")
     plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]
-    sections = [acceptance(made), f"![accepted by position]({PLOT})", *compared_section(store, made)] if made.judged else []
-    sections += [*engine_section(made), training_section(made, curves)]
-    sections.append(data_sections(settings, store, made))
-    sections += [f"## What ran\n\n{markdown_table(STAGE_HEADER, stage_rows(steps))}", lineage(store, made)]
-    text = f"# Draft `{settings.name}` for {made.verifier.name}\n\n" + "\n\n".join(sections) + "\n"
+    sections = [*judgement(settings, host, made), *engine_section(made), training_section(made, curves)]
+    sections += [data_sections(settings, store, made), costs(store, steps), lineage(store, made)]
+    title = f"Draft {settings.name} for {made.verifier.name}"
+    text = f"# {title}\n\n" + "\n\n".join(sections) + "\n"
     (folder / "report.md").write_text(text)
     for plot in plots:
         shutil.copy2(plot, folder / plot.name)
     for plot in [*plots, *([curves] if curves else [])]:
         encoded = base64.b64encode(plot.read_bytes()).decode()
         text = text.replace(f"]({plot.name})", f"](data:image/png;base64,{encoded})")
-    return folder / "report.md", text
+    (folder / "report.html").write_text(page(title, text))
+    return folder / "report.html", text
+
+
+def judgement(settings: Settings, host: Host, made: DraftRun) -> list[str]:
+    """What our own judges say, the verdict first; nothing where only an engine judged."""
+    if not made.judged:
+        return []
+    best = {one.node.name: champion(host.store, host.aliases, made.verifier, one) for one in made.judged}
+    first = facts_ref(made.judged[0], "acceptance").facts
+    sections = [f"> {verdict(settings, first, best[made.judged[0].node.name])}\n>\n> {RULE}", acceptance(made, best)]
+    return [
+        *sections,
+        f"![accepted by position]({PLOT})",
+        *compared_section(host.store, made),
+        *slices(host.store, made.judged),
+    ]
 
 
 def plot_of(store: Store, made: DraftRun) -> Path:
@@ -44,19 +67,26 @@ def plot_of(store: Store, made: DraftRun) -> Path:
     return store.open(facts_ref(made.judged[0], "acceptance").digest) / PLOT
 
 
-def acceptance(made: DraftRun) -> str:
-    """Acceptance by each method, against an untrained draft."""
+def acceptance(made: DraftRun, best: dict[str, Champion | None]) -> str:
+    """Acceptance by each method, against the champion on the same answers and an untrained draft."""
     rows = []
     for one in made.judged:
-        facts = facts_ref(one, "acceptance").facts
-        for name, prefix in (("trained", ""), ("untrained", "untrained_")):
-            interval = "" if prefix else f"{facts['low']:.2f} to {facts['high']:.2f}"
-            positions = ", ".join(f"{share:.0%}" for share in facts[prefix + "per_position"])
-            lossless = f"{facts['lossless']} of {facts['prompts']}" if "lossless" in facts and not prefix else ""
-            rows.append([facts["method"], name, f"**{facts[prefix + 'length']:.2f}**", interval, positions, lossless])
-    head = ["method", "draft", "acceptance length", "95% interval", "accepted at 1, 2, …", "equal to plain decoding"]
+        facts, its = facts_ref(one, "acceptance").facts, best[one.node.name]
+        rows.append(_row("this one", facts))
+        if its and its.facts:
+            rows.append(_row("champion", its.facts))
+        rows.append(_row("untrained", facts, "untrained_"))
+    head = ["method", "draft", "acceptance length", "95% interval", "accepted at 1, 2, …", "answers", "equal to plain decoding"]
     note = "Acceptance length: tokens a verifier step, the bonus token included."
     return f"## Acceptance\n\n{markdown_table(head, rows)}\n\n{note}"
+
+
+def _row(draft: str, facts: dict[str, Any], prefix: str = "") -> list[str]:
+    interval = "" if prefix else f"{facts['low']:.2f} to {facts['high']:.2f}"
+    positions = ", ".join(f"{share:.0%}" for share in facts[prefix + "per_position"])
+    lossless = f"{facts['lossless']} of {facts['prompts']}" if "lossless" in facts and not prefix else ""
+    length = f"**{facts[prefix + 'length']:.2f}**"
+    return [facts["method"], draft, length, interval, positions, f"{facts['prompts']:,}", lossless]
 
 
 def lineage(store: Store, made: DraftRun) -> str:

@@ -9,9 +9,12 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.approval import ask
+from flows.budget import over_budget
 from flows.planning import open_host, plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
+from flows.windowed import Opened, in_window
 from running.devices import DevicePool
 from running.execution import Execution
 from running.host import Host
@@ -34,31 +37,41 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     host.store.sweep()
     run_folder = new_run_folder(host.state)
     snapshot = take_snapshot(run_folder)
-    say_plan(settings, host, snapshot)
-    pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
+    planned = say_plan(settings, host, snapshot)
+    devices = settings.running.devices if settings.window.devices is None else settings.window.devices
+    pool = DevicePool(host.state, devices, settings.running.cpu_slots, settings.running.share_devices)
     training.check(settings, on_gpu=bool(pool.gpus))
-    walk = host.walk(snapshot)
-    with host.noted_run(run_folder.name, settings.name, walk):
-        with host.store.workspace() as workspace, walk.giving():
-            execution = Execution(walk, host.state, run_folder, pool, workspace)
-            try:
-                made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo, host.forgotten.of)
-            except BaseException:
-                execution.children.stop()  # Prefect waits for its threads, and they for their children
-                raise
-        return publish(settings, host, walk, made, run_folder)
+
+    def work(opened: Opened) -> dict[str, Any]:
+        walk = host.walk(snapshot)
+        with host.noted_run(run_folder.name, settings.name, walk):
+            with host.store.workspace() as workspace, walk.giving():
+                execution = Execution(walk, host.state, run_folder, pool, workspace, opened.deadline)
+                with opened.holding(execution):
+                    made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo, host.forgotten.of)
+            return publish(settings, host, walk, made, run_folder)
+
+    ended: dict[str, Any] = in_window(settings.window, planned, run_folder / "window.log", work)
+    return ended
 
 
-def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:
-    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run."""
-    steps = plan(settings, host, snapshot).steps
-    counts = {status: sum(step.status == status for step in steps) for status in ("hit", "run", "may run")}
+def say_plan(settings: Settings, host: Host, snapshot: Path) -> Walk:
+    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run.
+
+    A plan that would pass the budget waits for a person's approval.
+    """
+    walk = plan(settings, host, snapshot)
+    counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
+    over = over_budget(settings, walk)
+    if over:
+        ask(over)
+    return walk
 
 
 def publish(settings: Settings, host: Host, walk: Walk, made: DraftRun, run_folder: Path) -> dict[str, Any]:
     """Write the report, show it in Prefect, and return the nodes and where things lie."""
-    report, markdown = write_report(settings, host.store, walk.steps, made, run_folder)
+    report, markdown = write_report(settings, host, walk.steps, made, run_folder)
     create_markdown_artifact(key="draft-report", markdown=markdown, description="Acceptance, data quality, what ran")
     assert made.export.outputs is not None
     checkpoint = host.store.folder(made.export.outputs["export"].digest)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artifacts.stage import Made, Node
+from flows.checks import check_settings, check_target
 from flows.engine_gates import gate_engine
 from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, gate_rejects, gate_sides
 from running.devices import memory
@@ -59,22 +60,13 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
 
     ``memo`` remembers the digests of files outside the store; ``forgotten`` says what a source must leave out.
     """
-    verifier.check(settings.verifier)
-    acceptance.check(settings)
-    engine_acceptance.check(settings)
-    if settings.synthesis.source == "endpoint":
-        endpoint_synthesis.check(settings)
-    training.check(settings)
-    engine_states.check(settings)
+    check_settings(settings)
     files = corpus.files(settings, memo)
 
     target = obtain_verifier(settings, run, memo)
-    verifier.check_decodes(settings, target)
-    vocabulary.check(settings, target)
     layer_ids = hidden_states.layer_ids(settings, target)
-    export.check(settings, target, layer_ids)
+    check_target(settings, target, layer_ids)
     parent = parents.find(settings, target, layer_ids, memo)
-    comparison.check(settings, target, layer_ids, decodes=settings.acceptance.prompts is not None)
     answering = endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis
     answered = run.map(answering.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
@@ -115,7 +107,8 @@ def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
 def state_nodes(settings: Settings, run: Executor, shards: list[Shard], target: Verifier) -> list[Node]:
     """The nodes that give the shards' hidden states, here or by an engine whose layers are proven against ours first."""
     if settings.hidden_states.source == "own" or not shards:
-        devices = settings.running.devices, settings.running.cpu_slots
-        return passes.sized(settings, hidden_states.nodes(settings, shards, target), run.walk.pass_tokens, lambda: memory(*devices))
+        asked = settings.running.devices, settings.running.cpu_slots
+        nodes = hidden_states.nodes(settings, shards, target)
+        return passes.sized(settings, nodes, run.walk.pass_tokens, lambda: memory(*asked))
     layer_ids, size = hidden_states.layer_ids(settings, target), hidden_states.token_bytes(settings, target)
     return engine_states.nodes(settings, shards, target, run.run(layer_reference.node(settings, target)), layer_ids, size)

@@ -23,7 +23,7 @@ from speculators.train.trainer import Trainer, TrainerConfig
 from torch import Tensor
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from errors import UserError
+from errors import ToldToStop, UserError
 from kimi_adapters.checkpoint_choice import BestSoFar, CheckpointChoice
 from kimi_adapters.config import TextConfig
 from kimi_adapters.draft import (
@@ -89,6 +89,7 @@ def train(
     parent: Mapping[str, Tensor] | None = None,
     verifier_name: str | None = None,
     continue_from: Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
     """Trains a draft from the recipe, or goes on from the newest checkpoint in `checkpoint_dir`.
 
@@ -97,13 +98,14 @@ def train(
 
     `progress` gets {step, total_steps, and the step's entry of the curves} after every step. `parent` holds the
     tensors of a draft to start from. UserError: shapes that do not fit, states or a loss that are not finite, a
-    checkpoint of another recipe, start or data.
+    checkpoint of another recipe, start or data. ToldToStop: `should_stop` was true between two steps; a checkpoint of
+    the last one lies in `checkpoint_dir`.
     """
     device = torch.device(device)
     choices = choose(recipe, device)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name)
     model = build_draft(config, rows, vocabulary, recipe.seed, parent, recipe.train_lm_head)
-    trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices, continue_from)
+    trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices, continue_from, should_stop)
     trainer.run_training()
     best = trainer.choice.best
     copy_tensors(model, best.tensors, "The best step")
@@ -132,10 +134,11 @@ class DraftTrainer(Trainer):
         device: torch.device,
         choices: Mapping[str, str],
         continue_from: Path | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ):
         self.recipe, self.data, self.device, self.progress = recipe, data, device, progress
         self.choices = dict(choices)
-        self.checkpoint_dir, self.continue_from = checkpoint_dir, continue_from
+        self.checkpoint_dir, self.continue_from, self.should_stop = checkpoint_dir, continue_from, should_stop
         self.continued_at: int | None = None
         self.packs = EpochPacks(data, recipe.packs_per_step)
         self.steps_by_epoch = [len(self.packs.steps(epoch)) for epoch in range(recipe.epochs)]
@@ -227,9 +230,10 @@ class DraftTrainer(Trainer):
             self.maybe_save_checkpoint(epoch)
 
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
-        """Saves at every `checkpoint_every_steps` and at the end."""
+        """Saves at every `checkpoint_every_steps`, at the end, and when told to stop, which it then does."""
         last = self.global_step == self.total_steps or self.choice.over
-        if self.global_step % self.recipe.checkpoint_every_steps and not last:
+        stop = not last and self.should_stop()
+        if self.global_step % self.recipe.checkpoint_every_steps and not (last or stop):
             return
         tensors = {f"weight.{name}": parameter for name, parameter in self.trainable.items()}
         tensors |= optimizer_tensors(self.optimizers[0], self.trainable) | self.choice.best.stored()
@@ -245,6 +249,8 @@ class DraftTrainer(Trainer):
             "continued_at": self.continued_at,
         }
         save_checkpoint(self.checkpoint_dir, self.global_step, tensors, json_state(state))
+        if stop:
+            raise ToldToStop(f"training stopped after step {self.global_step} of {self.total_steps}")
 
     def _step(self, batches: Iterator[Batch], shares: list[float]) -> dict[str, float]:
         """One optimizer step over packs of these shares: its entry of the curves. UserError: a loss that is not finite."""

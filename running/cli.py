@@ -13,12 +13,13 @@ from running import commands, engine_commands, stopping, store_commands
 from running.launch import ChildFailed
 from running.push import push
 from running.settings_file import load_settings
+from running.window import CODE, WindowClosed
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``eyas``; exit code 0, 1 for a failure or damage, 2 for a user's mistake (one sentence on standard error).
 
-    130 where Ctrl-C stopped it.
+    130 where Ctrl-C stopped it, 75 where the window of time is closed.
     """
     parsed = _parser().parse_args(arguments)
     _set_up_logging(logging.WARNING if parsed.command == "plan" else logging.INFO)
@@ -28,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         return int(parsed.do(load_settings(Path(parsed.settings), _overrides(parsed)), parsed))
     except UserError as error:
         return _say(error, 2)
+    except WindowClosed as closed:
+        return _say(closed, CODE)
     except (ChildFailed, KeyFailure, BlobMissing) as error:
         return _say(error, 1)
     except KeyboardInterrupt:

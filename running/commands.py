@@ -13,24 +13,30 @@ from errors import UserError
 from running.leftovers import leave_nothing_behind
 from running.stopping import stop_on_interrupt
 from running.tables import node_table, summary
+from running.window import CLOSED, WindowClosed, require_open
 
 
 def plan(settings: Any, parsed: Namespace) -> int:
     """Print what would run."""
+    from flows.budget import require_budget
     from flows.planning import open_host
     from flows.planning import plan as walk_plan
 
-    steps = walk_plan(settings, open_host(settings)).steps
-    print(json.dumps([asdict(step) for step in steps], indent=1) if parsed.json else node_table(steps))
+    walk = walk_plan(settings, open_host(settings))
+    print(json.dumps([asdict(step) for step in walk.steps], indent=1) if parsed.json else node_table(walk.steps))
+    require_budget(settings, walk)
     return 0
 
 
 def run(settings: Any, parsed: Namespace) -> int:
     """Run the flow and print its summary."""
+    from flows.budget import require_budget
     from flows.planning import open_host
     from flows.planning import plan as walk_plan
 
-    walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
+    planned = walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
+    require_budget(settings, planned)
+    require_open(settings.window, planned.has_work)
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -44,6 +50,8 @@ def run(settings: Any, parsed: Namespace) -> int:
     stop_on_interrupt()
     with telling_no_server():
         result = train_draft_flow(settings)
+    if CLOSED in result:
+        raise WindowClosed(result[CLOSED])
     print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
     return 0
 

@@ -119,8 +119,10 @@ class DevicePool:
         self.gpus = [Device(f"cuda:{i}", share_of_cores, found[i][1]) for i in chosen]
 
     def candidates(self, kind: str) -> list[Device]:
-        """The devices that serve ``accelerator`` or ``cpu`` work and are not put aside; of an ``endpoint`` one lease, so that its
-        load is bounded."""
+        """The devices that serve ``accelerator`` or ``cpu`` work and are not put aside.
+
+        An ``endpoint`` is one lease, so that its load is bounded.
+        """
         if kind == "endpoint":
             return [Device("endpoint", 1)]
         devices = self.gpus if kind == "accelerator" and self.gpus else self.cpus

@@ -21,8 +21,10 @@ from running.locks import key_lock
 from running.progress import ProgressLog
 from running.snapshot import project_root
 from running.stopping import at_interrupt
+from running.timekeeper import Timekeeper, spent
 from running.waiting import AT_ONCE, Waiting, at_once
 from running.walk import Decision, Walk
+from running.window import Deadline
 
 log = logging.getLogger("eyas")
 
@@ -30,8 +32,11 @@ log = logging.getLogger("eyas")
 class Execution:
     """Executes decisions of one run; any number of threads may call ``do``."""
 
-    def __init__(self, walk: Walk, state: Path, run_folder: Path, pool: DevicePool, workspace: Path) -> None:
+    def __init__(
+        self, walk: Walk, state: Path, run_folder: Path, pool: DevicePool, workspace: Path, deadline: Deadline | None = None
+    ) -> None:
         self.walk, self.state, self.pool = walk, state, pool
+        self.time = Timekeeper(walk, deadline or Deadline())
         self.children = Children()
         at_interrupt(self.children.stop)
         self.place = Place(
@@ -81,6 +86,7 @@ class Execution:
                 self._gathered(order)
             else:
                 with self.pool.lease(node.stage.device, lambda: self._check(node)) as device:
+                    self.time.require([order])
                     self._child([order], device)
             shutil.rmtree(order.scratch, ignore_errors=True)
         made = self.walk.records.get(node.stage.name, key)
@@ -134,7 +140,11 @@ class Execution:
     def _batch(self, waiting: Waiting, batch: list[Order], device: Device) -> None:
         error: BaseException | None = None
         try:
-            self._child(batch, device, waiting)
+            in_time, closed = self.time.in_time(batch)
+            for late in batch[len(in_time) :]:
+                waiting.end(late, closed)
+            if in_time:
+                self._child(in_time, device, waiting)
         except ChildFailed as lost:
             log.warning("%s: lost its child; what it had not done goes on elsewhere: %s", device.name, lost)
             waiting.give_back(batch, device.name, lost)
@@ -166,7 +176,8 @@ class Execution:
             self._progress.show(order.node.label, event)
 
         try:
-            run_child(self.place, orders, device, on_outputs, on_progress)
+            with self.time.stoppable(orders):
+                run_child(self.place, orders, device, on_outputs, on_progress)
         except ChildFailed as lost:
             if orders[0].node.stage.device == "accelerator":
                 self.pool.lost_child(device, str(lost))
@@ -182,7 +193,7 @@ class Execution:
     def _record(self, order: Order, event: dict[str, Any]) -> None:
         decision = self._decisions[order.key]
         outputs = {name: self.walk.store.commit(sealed) for name, sealed in order.outputs.items()}
-        seconds = time.monotonic() - self._started[order.key]
+        seconds = spent(order) + time.monotonic() - self._started[order.key]
         record = Record(
             key=order.key,
             stage=order.node.stage.name,
@@ -199,6 +210,7 @@ class Execution:
                 "git_commit": self._commit,
                 "tokens": event["tokens"],
                 **({"pass": event["measured"]} if event["measured"] else {}),
+                "estimated_by": order.node.tokens,
                 "reproducible": order.node.stage.reproducible,
             },
         )

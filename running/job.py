@@ -10,6 +10,8 @@ from artifacts.manifest import Manifest, Ref
 from artifacts.writer import ArtifactWriter, Sealed
 from running.pace import Pace
 
+STOP = "stop"  # a file in a node's scratch folder: every rank of a child can see it
+
 
 @dataclass
 class Job:
@@ -47,6 +49,10 @@ class Job:
     def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
         """Tell how far the node is."""
         self.send({"event": "progress", "key": self.key, "done": done, "total": total, "unit": unit, "note": note})
+
+    def stopping(self) -> bool:
+        """Whether the run asks this node to leave a checkpoint and to raise ``ToldToStop``: its time is over."""
+        return (self.scratch / STOP).exists()
 
     def finish(self, outputs: dict[str, Sealed], tokens: int = 0, measured: dict[str, float] | None = None) -> None:
         """Hand over the outputs; they are committed and recorded from here on, whatever happens to this child later.

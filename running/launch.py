@@ -16,7 +16,7 @@ from typing import Any
 
 from artifacts.stage import Node
 from artifacts.writer import Sealed
-from errors import UserError
+from errors import ToldToStop, UserError
 from running.devices import Device
 from running.job import read_outputs
 from running.pace import join
@@ -58,12 +58,12 @@ class Children:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._living: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
+        self._stopped: Exception | None = None
 
     def check(self) -> None:
-        """Raise ``Stopped`` once the run has been told to stop."""
+        """Raise ``Stopped``, or what ``stop`` was given, once the run has been told to stop."""
         if self._stopped:
-            raise Stopped("the run was stopped")
+            raise self._stopped
 
     @contextmanager
     def started(self, command: list[str], **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
@@ -79,10 +79,10 @@ class Children:
             with self._lock:
                 self._living.discard(child)
 
-    def stop(self) -> None:
+    def stop(self, why: Exception | None = None) -> None:
         """End every child at once."""
         with self._lock:
-            self._stopped = True
+            self._stopped = self._stopped or why or Stopped("the run was stopped")
             for child in self._living:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
@@ -174,7 +174,7 @@ def run_child(
     """Do ``orders`` (of one stage) in one child on ``device``.
 
     ``on_outputs`` is called with an order as soon as its outputs are sealed. Raises ``UserError`` with the child's own
-    sentence, or ``ChildFailed``; orders whose outputs came before that have been handed over.
+    sentence, ``ToldToStop`` or ``ChildFailed``; orders whose outputs came before that have been handed over.
     """
     place.cache.mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
@@ -228,6 +228,8 @@ def end_child(child: "subprocess.Popen[bytes]", patience: float = 4.0) -> None:
 
 def _judge(code: int, error: dict[str, Any] | None, orders: list[Order], log_path: Path) -> None:
     missing = [order for order in orders if not order.outputs]
+    if error and error["kind"] == ToldToStop.__name__:
+        raise ToldToStop(error["message"])
     if error and error["kind"] == "user":
         raise UserError(error["message"])
     if error:

@@ -16,6 +16,7 @@ from prefect.filesystems import LocalFileSystem
 from prefect.futures import PrefectFuture
 from prefect.results import ResultStore
 from prefect.serializers import JSONSerializer
+from prefect.states import Cancelled
 
 from artifacts.manifest import canonical_json, digest_bytes
 from artifacts.records import Record
@@ -24,6 +25,7 @@ from errors import UserError
 from running.execution import Execution
 from running.launch import ChildKilled
 from running.walk import Decision, Walk, digest_of
+from running.window import WindowClosed
 
 _SHOWN = 48  # hits of one map, and edges of one task, that Prefect shows one by one
 
@@ -60,6 +62,7 @@ class PrefectExecutor:
         self._tasks: dict[Stage, Any] = {}
         self._decisions: dict[str, Decision] = {}
         self._futures: dict[str, PrefectFuture[Any]] = {}
+        self._closed: dict[str, WindowClosed] = {}
 
     def run(self, node: Node) -> Made:
         """Do one node."""
@@ -123,6 +126,9 @@ class PrefectExecutor:
         for future in futures:
             future.wait()
         for decision, future in zip(decisions, futures, strict=True):
+            if decision.key in self._closed:
+                (self._folder / decision.key).unlink(missing_ok=True)
+                continue
             future.result()
             record = self.walk.records.get(decision.node.stage.name, decision.key)
             if record is None:
@@ -130,6 +136,8 @@ class PrefectExecutor:
             decision.record, decision.step.digest = record, digest_of(record.outputs)
             self.walk.note_outputs(decision, record)
             self._note(record, future)
+        for closed in self._closed.values():
+            raise closed
 
     def _submit(self, decision: Decision) -> PrefectFuture[Any]:
         self._decisions[decision.key] = decision
@@ -158,8 +166,12 @@ class PrefectExecutor:
         if stage not in self._tasks:
             decisions, execution = self._decisions, self.execution
 
-            def run_node(key: str, label: str) -> dict[str, Any]:
-                return _pointer(execution.do(decisions[key]))
+            def run_node(key: str, label: str) -> Any:
+                try:
+                    return _pointer(execution.do(decisions[key]))
+                except WindowClosed as closed:  # no failure: the next window does it
+                    self._closed[key] = closed
+                    return Cancelled(name="Window closed", message=str(closed))
 
             self._tasks[stage] = Task(
                 fn=run_node,

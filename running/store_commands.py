@@ -180,7 +180,7 @@ def _say_elsewhere(host: Host, found: forgetting.Forgetting) -> None:
     for path in sorted(found.files):
         print(f"file     {path} is yours and stays as it is: the rows are left out when it is read")
     marks = [mark.strip(b'"') for name in found.ids for mark in forgetting.marks(name)]  # in prose they have no quotes
-    for report in sorted((host.state / "reports").rglob("*.md")):
+    for report in sorted((host.state / "reports").rglob("report.*")):
         data = report.read_bytes()
         if any(mark in data for mark in marks):
             print(f"report   {report} names it and stays: remove it where it shows text")

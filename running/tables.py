@@ -20,6 +20,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
 
 
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit in ("B", "kB") else f"{count:,.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
 def reasons(because: list[str]) -> str:
     """The first few reasons, and how many more."""
     more = len(because) - _SHOWN_REASONS

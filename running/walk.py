@@ -120,7 +120,7 @@ class Walk:
             step.because = adopted_because(record)
         else:
             step.because = self._kin.explain(stage, parts)
-            step.estimate, step.pass_tokens = self._estimate(node), self.pass_tokens(node)
+            step.estimate, step.pass_tokens = self.estimate(node), self.pass_tokens(node)
         decision = Decision(node, key, parts, record, step)
         if record:
             self.note_outputs(decision, record)
@@ -131,8 +131,19 @@ class Walk:
         for ref in record.outputs.values():
             self._makers.setdefault(ref.digest, decision)
 
-    def _estimate(self, node: Node) -> float | None:
-        rate = self._kin.rate(node.stage.name)
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is not a hit."""
+        return any(step.status != "hit" for step in self.steps)
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """The stages of the steps, by name."""
+        return {stage.name: stage for stage in self._shared}
+
+    def estimate(self, node: Node) -> float | None:
+        """Seconds on one device that a node takes by the rate that this store has measured; None while there is none."""
+        rate = self._kin.rate(node.stage.name, node.entry)
         return node.tokens / rate if rate and node.tokens else None
 
     def pass_tokens(self, node: Node) -> int | None:
@@ -155,7 +166,7 @@ class Walk:
         self.shared_parts(node.stage)
         reasons = sorted({source.because for source in node.inputs.values() if isinstance(source, Pending)})
         step = Step(node.stage.name, node.name, "may run", reasons, tokens=node.tokens, output_bytes=node.output_bytes)
-        step.estimate, step.pass_tokens = self._estimate(node), self.pass_tokens(node)
+        step.estimate, step.pass_tokens = self.estimate(node), self.pass_tokens(node)
         return step
 
     def giving(self) -> AbstractContextManager[None]:

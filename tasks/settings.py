@@ -1,7 +1,7 @@
 """Every setting of the pipeline: the form in Prefect, the YAML file and the keys come from here. Data only.
 
-A stage's own section is in its key. ``running``, ``store``, ``report``, ``gates`` and ``limit``'s effect on gates are in none.
-Paths are relative to the working directory.
+A stage's own section is in its key. ``running``, ``budget``, ``window``, ``store``, ``report``, ``gates`` and ``limit``'s
+effect on gates are in none. Paths are relative to the working directory.
 """
 
 from typing import Any, Literal, Self
@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.engine_settings import EndpointSettings, EngineAcceptance, EngineSettings
+from tasks.operation_settings import BudgetSettings, WindowSettings
 from tasks.section import Section
 
 
@@ -285,6 +286,8 @@ class Settings(Section):
     store: StoreSettings = StoreSettings()
     report: ReportSettings = ReportSettings()
     running: RunningSettings = RunningSettings()
+    budget: BudgetSettings = BudgetSettings()
+    window: WindowSettings = WindowSettings()
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -17,6 +17,7 @@ STAGE = Stage(
     reproducible=False,
     retries=1,
     device="accelerator",
+    resumes=True,
 )
 
 
@@ -119,6 +120,7 @@ def compute(job: Job) -> None:
         job.device,
         parent=parent,
         continue_from=job.paths.get("continued"),
+        should_stop=job.stopping,
     )
     draft, start, curves = job.writer("draft"), job.writer("draft_start"), job.writer("curves")
     save_draft(result.model, draft.open)

@@ -23,7 +23,8 @@ def test_no_text_leaves_the_store(finished: Finished, prefect_home: Path) -> Non
     project, nodes = finished
     assert "acceptance" in ran(nodes) and (prefect_home / "prefect.db").stat().st_size > 100_000
     assert list(holders(prefect_home)) == [], "Prefect's database and log"
-    assert list((project.folder / "state" / "reports").rglob("report.md"))
+    reports = {path.name for path in (project.folder / "state" / "reports").rglob("report.*")}
+    assert reports == {"report.md", "report.html"}
     assert list(holders(project.folder / "state")) == [], "reports, logs of children, orders, pointers"
     assert list(holders(project.folder / "prefect-home")) == []
 

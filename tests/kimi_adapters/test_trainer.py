@@ -10,7 +10,7 @@ import pytest
 import torch
 from speculators.train.trainer import Trainer
 
-from errors import UserError
+from errors import ToldToStop, UserError
 from kimi_adapters.packing import PackedShards
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
@@ -102,6 +102,20 @@ def test_killed_and_resumed_it_takes_the_same_rates_and_gives_the_same_bits(tmp_
     assert_same(resumed, whole)
     assert seen[0] > 2, "it began anew"
     assert_same(run(data(tmp_path, recipe), tmp_path / "killed", recipe), whole)
+
+
+def test_told_to_stop_it_leaves_a_checkpoint_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    shards = data(tmp_path)
+    whole = run(shards, tmp_path / "whole")
+    asked = iter([False, False, True])  # between the third and the fourth step, where no checkpoint is due
+    with pytest.raises(ToldToStop, match=f"stopped after step 3 of {len(whole.curves)}"):
+        run(shards, tmp_path / "stopped", should_stop=lambda: next(asked))
+    seen: list[int] = []
+    resumed = run(shards, tmp_path / "stopped", progress=lambda entry: seen.append(entry["step"]), should_stop=lambda: False)
+    assert seen[0] == 4
+    assert_same(resumed, whole)
+    at_the_end = run(shards, tmp_path / "whole", should_stop=lambda: True)
+    assert_same(at_the_end, whole)  # what is done is not stopped
 
 
 def test_it_learns_and_leaves_the_verifiers_rows_alone(tmp_path: Path) -> None:

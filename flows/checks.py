@@ -1,0 +1,34 @@
+"""What every stage refuses before anything runs: settings that contradict each other, and those that the verifier does not fit."""
+
+from tasks import (
+    acceptance,
+    comparison,
+    endpoint_synthesis,
+    engine_acceptance,
+    engine_states,
+    export,
+    training,
+    verifier,
+    vocabulary,
+)
+from tasks.handles import Verifier
+from tasks.settings import Settings
+
+
+def check_settings(settings: Settings) -> None:
+    """``UserError`` for what can be known without the verifier."""
+    verifier.check(settings.verifier)
+    acceptance.check(settings)
+    engine_acceptance.check(settings)
+    if settings.synthesis.source == "endpoint":
+        endpoint_synthesis.check(settings)
+    training.check(settings)
+    engine_states.check(settings)
+
+
+def check_target(settings: Settings, target: Verifier, layer_ids: list[int]) -> None:
+    """``UserError`` for what the verifier does not fit."""
+    verifier.check_decodes(settings, target)
+    vocabulary.check(settings, target)
+    export.check(settings, target, layer_ids)
+    comparison.check(settings, target, layer_ids, decodes=settings.acceptance.prompts is not None)
