@@ -1,4 +1,4 @@
-"""What every stage refuses before anything runs: settings that contradict each other, and those that the verifier does not fit."""
+"""What the stages refuse before anything runs: settings that contradict each other, or that the verifier does not fit."""
 
 from tasks import (
     acceptance,
