@@ -102,6 +102,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "lossless": _INT,
         "replay_length": _FLOAT,
     },
+    "decision": {"verdict": _STR, "reasons": _LIST, "candidate": _STR, "champion": _STR, "verifier": _STR},
     "export": {"engine": _STR, "dtype": _STR, "parameters": _INT, "reload_checked": _INT},
 }
 

@@ -1,6 +1,6 @@
 """The pipeline: from prompts and conversations to a judged draft. Plan and run walk this same body."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,17 +36,25 @@ class DraftRun:
     judged: list[Made]
     export: Made
     legacy: list[Made] = field(default_factory=list)
+    states: list[Made] = field(default_factory=list)
 
 
-def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
+def train_draft(
+    settings: Settings,
+    run: Executor,
+    memo: Any,
+    forgotten: Callable[[str], list[str]],
+    left_out: Collection[str] = (),
+) -> DraftRun:
     """Make a draft for the verifier of ``settings``.
 
-    ``memo`` remembers the digests of files outside the store; ``forgotten`` says what a source must leave out.
+    ``memo`` remembers the digests of files outside the store; ``forgotten`` says what a source must leave out; files of the
+    digests ``left_out`` are passed over.
     """
     verifier.check(settings.verifier)
     acceptance.check(settings)
     training.check(settings)
-    files = corpus.files(settings, memo)
+    files = [file for file in corpus.files(settings, memo) if getattr(file.input, "digest", None) not in left_out]
 
     target = obtain_verifier(settings, run, memo)
     verifier.check_decodes(settings, target)
@@ -74,7 +82,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     for final in (*judged, exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, states)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:

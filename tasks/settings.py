@@ -6,13 +6,10 @@ Paths are relative to the working directory.
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    """A group of settings that rejects unknown names."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from tasks.promotion_settings import PromotionSettings
+from tasks.section import Section
 
 
 class VerifierSettings(Section):
@@ -225,6 +222,7 @@ class Settings(Section):
     acceptance: AcceptanceSettings = AcceptanceSettings()
     export: ExportSettings = ExportSettings()
     gates: GateSettings = GateSettings()
+    promotion: PromotionSettings = PromotionSettings()
     store: StoreSettings = StoreSettings()
     report: ReportSettings = ReportSettings()
     running: RunningSettings = RunningSettings()
