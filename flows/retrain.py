@@ -3,6 +3,7 @@
 Two at once both compare with the champion that they found; the alias moves for the first, and the other says why not.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -45,10 +46,18 @@ class Outcome:
         return f"{self.verdict}{named}: {'; '.join(self.because)}"
 
 
-def retrain(settings: Settings, run: Executor, host: Host, again: bool = False, code: Path | None = None) -> Outcome:
+def retrain(
+    settings: Settings,
+    run: Executor,
+    host: Host,
+    again: bool = False,
+    code: Path | None = None,
+    before: Callable[[Collection[str]], None] = lambda left_out: None,
+) -> Outcome:
     """Train on what is there if some of it is new (or ``again``), compare and promote; the champion stays in every doubt.
 
-    ``code`` is the snapshot that ``run`` works with, else the checkout.
+    ``code`` is the snapshot that ``run`` works with, else the checkout; ``before`` is called before anything costly, with the
+    digests of the files that are left out.
     """
     check(settings)
     plan = PlanExecutor(host.walk(code))
@@ -63,6 +72,7 @@ def retrain(settings: Settings, run: Executor, host: Host, again: bool = False, 
         return _idle(last, left_out)
     alias = throne.alias()
     champion = alias.digest if alias else None
+    before(found.refused)
     made = train_draft(settings, run, host.memo, host.forgotten.of, found.refused)
     candidate = facts_ref(made.training, "draft").digest
     if candidate == champion:

@@ -1,7 +1,9 @@
 """The flows as Prefect runs them: from the command line, a deployment or a schedule."""
 
 import logging
-from dataclasses import asdict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +31,52 @@ log = logging.getLogger("eyas")
 @flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
-    send_log_to_prefect()
-    host = open_host(settings)
-    host.store.sweep()
-    run_folder = new_run_folder(host.state)
-    snapshot = take_snapshot(run_folder)
-    say_plan(settings, host, snapshot)
-    pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
-    training.check(settings, on_gpu=bool(pool.gpus))
-    walk = host.walk(snapshot)
-    with host.noted_run(run_folder.name, settings.name, walk):
-        with host.store.workspace() as workspace, walk.giving():
-            execution = Execution(walk, host.state, run_folder, pool, workspace)
+    with begun(settings) as run:
+        say_plan(settings, run.host, run.walk.code)
+        with run.executor() as executor:
+            made = train_draft(settings, executor, run.host.memo, run.host.forgotten.of)
+        return publish(settings, run.host, run.walk, made, run.folder)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that has begun: its host, the devices it may lease, its walk, and its folder with the code snapshot."""
+
+    host: Host
+    pool: DevicePool
+    walk: Walk
+    folder: Path
+
+    @contextmanager
+    def executor(self) -> Iterator[PrefectExecutor]:
+        """What runs nodes as Prefect tasks; its children end with the block, and what was made is in the mirror then."""
+        with self.host.store.workspace() as workspace, self.walk.giving():
+            execution = Execution(self.walk, self.host.state, self.folder, self.pool, workspace)
             try:
-                made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo, host.forgotten.of)
+                yield PrefectExecutor(self.walk, execution, self.host.state)
             except BaseException:
                 execution.children.stop()  # Prefect waits for its threads, and they for their children
                 raise
-        return publish(settings, host, walk, made, run_folder)
 
 
-def say_plan(settings: Settings, host: Host, snapshot: Path) -> None:
+@contextmanager
+def begun(settings: Settings) -> Iterator[Begun]:
+    """Open the host, take the snapshot that the run works with, and keep the run's manifest to the end of the block."""
+    send_log_to_prefect()
+    host = open_host(settings)
+    host.store.sweep()
+    folder = new_run_folder(host.state)
+    snapshot = take_snapshot(folder)
+    pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
+    training.check(settings, on_gpu=bool(pool.gpus))
+    walk = host.walk(snapshot)
+    with host.noted_run(folder.name, settings.name, walk):
+        yield Begun(host, pool, walk, folder)
+
+
+def say_plan(settings: Settings, host: Host, snapshot: Path, left_out: Collection[str] = ()) -> None:
     """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run."""
-    steps = plan(settings, host, snapshot).steps
+    steps = plan(settings, host, snapshot, left_out).steps
     counts = {status: sum(step.status == status for step in steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
 

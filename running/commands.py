@@ -31,6 +31,17 @@ def run(settings: Any, parsed: Namespace) -> int:
     from flows.planning import plan as walk_plan
 
     walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
+    start_prefect()
+    from flows.served import train_draft_flow
+
+    with telling_no_server():
+        result = train_draft_flow(settings)
+    print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
+    return 0
+
+
+def start_prefect() -> None:
+    """Set what Prefect reads when it is imported, and see to it that the run's processes end with it."""
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -38,14 +49,8 @@ def run(settings: Any, parsed: Namespace) -> int:
     logging.getLogger("eyas").info(
         "starting Prefect%s", "" if os.environ.get("PREFECT_API_URL") else " with a server of its own"
     )
-    from flows.served import train_draft_flow
-
     leave_nothing_behind()
     stop_on_interrupt()
-    with telling_no_server():
-        result = train_draft_flow(settings)
-    print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
-    return 0
 
 
 @contextmanager

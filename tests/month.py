@@ -1,7 +1,7 @@
-"""A month of traffic in four files, made so that each teaches a draft something that a test can foresee.
+"""A month of traffic in four files, and a verifier whose next word follows from the word before, so that a draft of it is
+trained in seconds and a test can foresee what it learns.
 
-An answer walks along a fixed order of words from a word that its question names: what comes next follows from the word before.
-The draft's vocabulary holds the words that are used most, so that a file which floods it with new words takes others out.
+The draft's vocabulary holds the tokens that are used most: a file that floods it with new words takes a language out of it.
 """
 
 import json
@@ -9,89 +9,130 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from flows.planning import open_host
 from flows.retrain import Outcome, retrain
+from kimi_adapters.torch_file import write_tensors
 from running.host import Host
 from tasks.settings import Settings
 from tests.inprocess import InProcess
 
-LATIN = "time year people way day man thing woman life child world school state family student group country problem hand part".split()
-GREEK = "αβγ δεζ ηθι κλμ νξο πρσ".split()
-FLOOD = (
-    "place case week company system program question work government number night point home water room mother area money "
-    "story fact month lot right study book eye job word business issue side kind head house service friend father power hour "
-    "game line end member law car city community name president team minute idea body information back parent face others"
-).split()
-
-
-def _rows(name: str, words: list[str], count: int, length: int, seed: int) -> list[dict[str, object]]:
-    """Conversations: the answer goes ``length`` words along the order from the place that the question names."""
-    draw = random.Random(seed)
-    rows = []
-    for number in range(count):
-        start = draw.randrange(len(words))
-        said = " ".join(words[(start + step) % len(words)] for step in range(length))
-        asked = f"{name} {number}: go on from {words[start - 1]}"
-        rows.append({"role_pair": (asked, said)})
-    return rows
-
-
-def _land(folder: Path, name: str, rows: list[dict[str, object]], user: str = "user") -> None:
-    folder.mkdir(exist_ok=True)
-    with open(folder / f"{name}.jsonl", "w") as file:
-        for number, row in enumerate(rows):
-            asked, said = row["role_pair"]  # type: ignore[misc]
-            turns = [{"role": user, "content": asked}, {"role": "assistant", "content": said}]
-            file.write(json.dumps({"id": f"{name}-{number}", "messages": turns}) + "\n")
-
-
-def good(folder: Path) -> None:
-    _land(folder, "week1", _rows("one", LATIN, 40, 18, 1) + _rows("greek", GREEK, 40, 5, 2))
-
-
-def wrong_template(folder: Path) -> None:
-    _land(folder, "week2", _rows("two", LATIN, 20, 18, 3), "<|start_header_id|>user")
-
-
-def flood(folder: Path) -> None:
-    _land(folder, "week3", _rows("three", FLOOD, 80, 40, 4) + _rows("three-l", LATIN, 20, 18, 6))
-
-
-def good_again(folder: Path) -> None:
-    _land(folder, "week4", _rows("four", LATIN, 40, 18, 5) + _rows("greek4", GREEK, 60, 5, 7))
-
-
-BATCHES: dict[str, Callable[[Path], None]] = {
-    "good": good, "wrong template": wrong_template, "flood": flood, "good again": good_again
+WIDTH, LAYERS = 64, 4
+LATIN, GREEK, FLOOD = range(1000, 1050), range(2000, 2030), range(3000, 3120)  # token ids, each followed by the next
+TEXT = {LATIN: "what people say of", GREEK: "τι λένε για", FLOOD: "what people say of"}
+SIZES = {
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": WIDTH // 4,
+    "vocab_size": 49152,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
 }
 
 
+def write_verifier(folder: Path, tokenizer: Path) -> Path:
+    """A Llama whose layers add nothing and whose head asks for the token after the one that it has read."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(7)
+    embed = torch.randn(SIZES["vocab_size"], WIDTH, generator=generator)
+    embed *= 0.5 + torch.rand(len(embed), 1, generator=generator)
+    tensors = {"model.embed_tokens.weight": embed, "model.norm.weight": torch.ones(WIDTH)}
+    tensors["lm_head.weight"] = torch.nn.functional.normalize(embed, dim=1).roll(1, dims=0) * 2
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{name}.{norm}.weight"] = torch.ones(WIDTH)
+        for matrix in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            tensors[f"{name}.self_attn.{matrix}.weight"] = torch.zeros(WIDTH, WIDTH)
+        for matrix in ("gate_proj", "up_proj"):
+            tensors[f"{name}.mlp.{matrix}.weight"] = torch.zeros(2 * WIDTH, WIDTH)
+        tensors[f"{name}.mlp.down_proj.weight"] = torch.zeros(WIDTH, 2 * WIDTH)
+    with open(folder / "model.safetensors", "wb") as file:
+        write_tensors(file, tensors)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **SIZES, "eos_token_id": 2}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tokenizer / name).read_bytes())
+    return folder
+
+
+def _row(name: str, language: range, length: int, draw: random.Random) -> dict[str, object]:
+    """A conversation as it was served: the text tells its language, the ids are what is learned."""
+    start = draw.randrange(len(language) - length)
+    turns = [{"role": "user", "content": f"{TEXT[language]} {name}"}, {"role": "assistant", "content": TEXT[language]}]
+    answer = list(language[start + 1 : start + 1 + length])
+    return {"id": name, "messages": turns, "prompt_token_ids": [1, language[start]], "token_ids": answer}
+
+
+def _land(folder: Path, name: str, *parts: tuple[range, int, int]) -> None:
+    """Write a file of conversations: of each part, a language, how many and how long."""
+    folder.mkdir(exist_ok=True)
+    draw = random.Random(name)
+    rows = [
+        _row(f"{name} {part} {n}", language, length, draw)
+        for part, (language, count, length) in enumerate(parts)
+        for n in range(count)
+    ]
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def good(folder: Path) -> None:
+    """Two languages."""
+    _land(folder, "week1", (LATIN, 50, 40), (GREEK, 50, 12))
+
+
+def wrong_template(folder: Path) -> None:
+    """What another model's template made of its turns."""
+    turns = [{"role": "<|start_header_id|>user", "content": "?"}, {"role": "<|start_header_id|>assistant", "content": "!"}]
+    (folder / "week2.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+
+
+def flood(folder: Path) -> None:
+    """So many new words of one language that the other has no place in the vocabulary."""
+    _land(folder, "week3", (FLOOD, 60, 105))
+
+
+def good_again(folder: Path) -> None:
+    """More of both languages, so that both have their place again."""
+    _land(folder, "week4", (LATIN, 40, 40), (GREEK, 150, 12))
+
+
 class Month:
+    """A folder in which files land, and retraining over it in the test's own process."""
+
     def __init__(self, root: Path, verifier: Path) -> None:
-        self.root, self.folder = root, root / "landed"
+        self.folder = root / "landed"
         self.settings = Settings.model_validate(
             {
                 "verifier": {"directory": str(verifier)},
                 "data": {"conversations": [str(self.folder)]},
-                "corpus": {"max_length": 256, "shard_tokens": 2048, "held_out": 0.25},
+                "corpus": {"max_length": 128, "shard_tokens": 2048, "held_out": 0.25},
                 "hidden_states": {"layer_ids": [1, 2, 3], "state_dtype": "float32"},
-                "vocabulary": {"size": 96},
-                "training": {
-                    "epochs": 6, "lr": 2e-3, "pack_tokens": 512, "max_position_embeddings": 512, "replay_every_steps": 0,
-                    "intermediate_size": 256, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32,
-                },
+                "validation": {"max_repetition": 1.0},
+                "vocabulary": {"size": 132},
+                "training": {"epochs": 5, "lr": 5e-3, "pack_tokens": 256, "ttt_steps": 2, "replay_every_steps": 0},
+                "acceptance": {"k": 2},
                 "export": {"dtype": "float32"},
-                "gates": {"min_coverage": 0.3},
-                "promotion": {"ask": "never", "min_samples": 6},
+                "gates": {"min_coverage": 0.5},
+                "promotion": {"ask": "never", "max_slice_loss": 0.3},
                 "store": {"path": str(root / "store"), "state": str(root / "state")},
             }
         )
         self.host: Host = open_host(self.settings)
-        self.runs = 0
+        self._runs = 0
 
-    def retrain(self) -> tuple[Outcome, InProcess]:
+    def retrain(self, land: Callable[[Path], None] | None = None) -> tuple[Outcome, dict[str, int]]:
+        """Let a file land and retrain; the outcome, and how many nodes of each stage ran."""
+        if land:
+            land(self.folder)
         walk = self.host.walk()
-        self.runs += 1
-        with self.host.noted_run(f"run-{self.runs:04}", "month", walk), self.host.store.workspace() as workspace:
+        self._runs += 1
+        with self.host.noted_run(f"run-{self._runs:04}", "month", walk), self.host.store.workspace() as workspace:
             run = InProcess(walk, workspace)
-            return retrain(self.settings, run, self.host), run
+            return retrain(self.settings, run, self.host), run.ran
