@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.aliases import Alias, AliasMoved
+from artifacts.disk import write_atomically
 from artifacts.lineage import Lineage
 from artifacts.manifest import Ref
 from artifacts.records import Record, read_record
@@ -58,6 +59,14 @@ class Championship:
                 "compared: start the retraining again"
             )
         return None
+
+    def decline(self, candidate: str, because: str) -> None:
+        """Remember that a person kept the champion, so that nobody is asked about this draft again."""
+        write_atomically(self.host.state / "declined" / self.scope / candidate, because.encode())
+
+    def declined(self, candidate: str) -> bool:
+        """Whether a person has declined a draft."""
+        return (self.host.state / "declined" / self.scope / candidate).exists()
 
     def roll_back(self, because: str) -> Alias:
         """Let the champion before the present one be champion again."""

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from artifacts.store import Store
+from flows.outcome import Outcome
 from flows.report_data import open_whole
-from flows.retrain import Outcome
 from tasks.markdown import markdown_table
 from tasks.promotion import DECISION
 

@@ -4,46 +4,24 @@ Two at once both compare with the champion that they found; the alias moves for 
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from artifacts.manifest import Ref
 from artifacts.stage import Input, Made
 from errors import UserError
 from flows.champions import Championship, as_made
-from flows.news import Last, last_retraining, news
+from flows.idle import check, idle, nothing_landed, unfinished
+from flows.news import last_retraining, news
+from flows.outcome import Outcome
 from flows.report_data import facts_ref
 from flows.train_draft import DraftRun, obtain_verifier, train_draft
 from running.host import Host
 from running.plan import PlanExecutor
 from running.walk import Executor
 from tasks import acceptance, corpus, legacy, promotion
-from tasks.champions import scope
+from tasks.champions import CHAMPION
 from tasks.settings import Settings
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a retraining ended; ``because`` gives its reasons in sentences.
-
-    ``waits``: a person is to approve ``candidate`` in the place of ``champion``. ``left_out`` tells of files that were passed
-    over.
-    """
-
-    verdict: Literal["promoted", "refused", "waits", "nothing new"]
-    because: list[str]
-    candidate: str | None = None
-    champion: str | None = None
-    decision: Ref | None = None
-    left_out: list[str] = field(default_factory=list)
-    made: DraftRun | None = None
-
-    @property
-    def sentence(self) -> str:
-        """The outcome in one line."""
-        named = f" {self.candidate[:12]}" if self.candidate else ""
-        return f"{self.verdict}{named}: {'; '.join(self.because)}"
 
 
 def retrain(
@@ -60,6 +38,8 @@ def retrain(
     digests of the files that are left out.
     """
     check(settings)
+    if empty := nothing_landed(settings):
+        return empty
     plan = PlanExecutor(host.walk(code))
     target = obtain_verifier(settings, plan, host.memo)
     if target.facts is None:
@@ -68,12 +48,12 @@ def retrain(
     last = last_retraining(host, throne.scope)
     found = news(settings, host, target, last, plan, run)
     left_out = list(found.refused.values())
-    if not found.fresh and not again and not _unfinished(throne, last):
-        return _idle(last, left_out)
+    if not found.fresh and not again and not unfinished(throne, last):
+        return idle(last, left_out)
     alias = throne.alias()
     champion = alias.digest if alias else None
     before(found.refused)
-    made = train_draft(settings, run, host.memo, host.forgotten.of, found.refused)
+    made = train_draft(_warm(settings, champion), run, host.memo, host.forgotten.of, found.refused)
     candidate = facts_ref(made.training, "draft").digest
     if candidate == champion:
         return Outcome("nothing new", ["it is the champion already"], candidate, champion, None, left_out, made)
@@ -86,42 +66,11 @@ def retrain(
     return promote(throne, outcome)
 
 
-def nothing_new(settings: Settings, host: Host) -> Outcome | None:
-    """What a retraining would say that has nothing to do; None where it has, or would have to look. Nothing is run."""
-    check(settings)
-    plan = PlanExecutor(host.walk())
-    target = obtain_verifier(settings, plan, host.memo)
-    last = last_retraining(host, scope(target))
-    found = news(settings, host, target, last, plan, plan)
-    if found.fresh or _unfinished(Championship(host, target), last):
-        return None
-    return _idle(last, list(found.refused.values()))
-
-
-def check(settings: Settings) -> None:
-    """Refuse a smoke run: what it would take as read the next retraining would not read."""
-    if settings.limit is not None:
-        raise UserError("limit makes a smoke run, which can promote nothing: leave it empty, or use `eyas run`")
-
-
-def _idle(last: Last | None, left_out: list[str]) -> Outcome:
-    if left_out:
-        return Outcome("refused", left_out, left_out=left_out)
-    assert last is not None  # without one everything is new
-    return Outcome("nothing new", [f"every source was in the retraining of {last.when} ({last.told})"])
-
-
-def _unfinished(throne: Championship, last: Last | None) -> bool:
-    """Whether the last retraining was ended between its decision and the promotion: nobody has moved the alias since."""
-    alias = throne.alias()
-    facts = last.decision.outputs["decision"].facts if last else {}
-    stood = [move.digest for move in alias.history] if alias else []
-    return bool(
-        facts
-        and facts["verdict"] == "promote"
-        and facts["candidate"] not in stood
-        and facts["champion"] == (alias.digest if alias else "")
-    )
+def _warm(settings: Settings, champion: str | None) -> Settings:
+    """With ``training.parent: champion``, the champion that the candidate is compared with; before the first one no parent."""
+    if getattr(settings.training, "parent", None) != CHAMPION:
+        return settings
+    return settings.model_copy(update={"training": settings.training.model_copy(update={"parent": champion})})
 
 
 def compare(settings: Settings, run: Executor, host: Host, throne: Championship, made: DraftRun, champion: str | None) -> Ref:

@@ -15,9 +15,11 @@ from pydantic import Field
 
 from errors import UserError
 from flows.champions import Championship
+from flows.idle import nothing_new
+from flows.outcome import Outcome
 from flows.planning import open_host
 from flows.report_decision import decision_report
-from flows.retrain import Outcome, nothing_new, promote, retrain
+from flows.retrain import promote, retrain
 from flows.served import begun, publish, say_plan
 from running.host import Host
 from running.prefect_log import send_log_to_prefect

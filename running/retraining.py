@@ -13,8 +13,8 @@ from running.tables import table
 
 def retrain(settings: Any, parsed: Namespace) -> int:
     """Retrain, and say how it ended; a draft that waits for a person is named with the command that promotes it."""
+    from flows.idle import nothing_new
     from flows.planning import open_host
-    from flows.retrain import nothing_new
 
     idle = None if parsed.again else nothing_new(settings, open_host(settings))  # told before Prefect takes its seconds
     if idle:

@@ -8,11 +8,13 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+from flows.outcome import Outcome
 from flows.planning import open_host
-from flows.retrain import Outcome, retrain
+from flows.retrain import retrain
 from kimi_adapters.torch_file import write_tensors
 from running.host import Host
 from tasks.settings import Settings
@@ -103,6 +105,13 @@ def good_again(folder: Path) -> None:
     _land(folder, "week4", (LATIN, 40, 40), (GREEK, 150, 12))
 
 
+class Retrained(NamedTuple):
+    """How a retraining ended, and how many nodes of each stage ran."""
+
+    outcome: Outcome
+    ran: dict[str, int]
+
+
 class Month:
     """A folder in which files land, and retraining over it in the test's own process."""
 
@@ -127,12 +136,16 @@ class Month:
         self.host: Host = open_host(self.settings)
         self._runs = 0
 
-    def retrain(self, land: Callable[[Path], None] | None = None) -> tuple[Outcome, dict[str, int]]:
-        """Let a file land and retrain; the outcome, and how many nodes of each stage ran."""
+    def retrain(
+        self, land: Callable[[Path], None] | None = None, before: Callable[[Any], Any] = lambda left_out: None, **training: Any
+    ) -> Retrained:
+        """Let a file land and retrain; ``before`` is called when the champion has been read and nothing costly has run."""
         if land:
             land(self.folder)
+        recipe = self.settings.training.model_copy(update=training)
+        settings = self.settings.model_copy(update={"training": recipe})
         walk = self.host.walk()
         self._runs += 1
         with self.host.noted_run(f"run-{self._runs:04}", "month", walk), self.host.store.workspace() as workspace:
             run = InProcess(walk, workspace)
-            return retrain(self.settings, run, self.host), run.ran
+            return Retrained(retrain(settings, run, self.host, before=before), run.ran)
