@@ -67,7 +67,9 @@ def news(settings: Settings, host: Host, target: Verifier, last: Last | None, pl
     """What is new, and which files are to be left out: files that ``plan`` does not know ``run`` reads now."""
     took = last.took if last else frozenset()
     files = corpus.files(settings, host.memo)
-    refused = _refused(settings, files, plan.map(corpus.nodes(settings, files, target, host.forgotten.of)), run)
+    known = plan.map(corpus.nodes(settings, files, target, host.forgotten.of))
+    unread = [made.node for source, made in zip(files, known, strict=True) if not made.outputs and _is_new(source.input, took)]
+    refused = _refused(settings, files, known, dict(zip(map(id, unread), _read(unread, run), strict=True)))
     fresh = [source.name for source in files if _is_new(source.input, took) and _digest(source) not in refused]
     answered = corpus.synthesized(plan.map(synthesis.nodes(settings, target)))
     fresh += [source.name for source in answered if _is_new(source.input, took)]
@@ -77,12 +79,11 @@ def news(settings: Settings, host: Host, target: Verifier, last: Last | None, pl
     return News(fresh, refused)
 
 
-def _refused(settings: Settings, files: list[Source], known: list[Made], run: Executor) -> dict[str, str]:
+def _refused(settings: Settings, files: list[Source], known: list[Made], read: dict[int, Made | UserError]) -> dict[str, str]:
     """Files that give no corpus, or reject too much of theirs: one of them must not stop all the others."""
-    read = iter(_read([made.node for made in known if made.outputs is None], run))
     found = {}
     for source, made in zip(files, known, strict=True):
-        one = next(read) if made.outputs is None else made
+        one = read.get(id(made.node), made)
         try:
             if isinstance(one, UserError):
                 raise one

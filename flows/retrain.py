@@ -91,7 +91,7 @@ def _check_layers(settings: Settings, made: DraftRun, champion: Made) -> None:
     if mine != theirs:
         raise UserError(
             f"the champion drafts from the layers {theirs} and hidden_states.layer_ids are {mine}, so that the two cannot be "
-            "compared on the same states: set hidden_states.layer_ids as they were, or `eyas champion --set` the new draft"
+            "compared on the same states: set hidden_states.layer_ids as they were, or `eyas champion --to` the new draft"
         )
 
 

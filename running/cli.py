@@ -90,9 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
     champion = command("champion", retraining.champion, "say which draft is champion, since when and why, or set another")
     champion.add_argument("--rollback", action="store_true", help="the champion before this one becomes champion again")
-    champion.add_argument(
-        "--set", dest="to", metavar="DIGEST", help="a draft, or its export, becomes champion; needs --because"
-    )
+    champion.add_argument("--to", metavar="DIGEST", help="a draft, or its export, becomes champion; needs --because")
     champion.add_argument("--because", metavar="WHY", help="kept in the champion's history")
 
     verify = command("verify", store_commands.verify, "check the store; exit code 1 when something in it is damaged")

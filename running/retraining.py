@@ -36,7 +36,7 @@ def retrain(settings: Any, parsed: Namespace) -> int:
         if name in result:
             print(f"{name:8} {result[name]}")
     if result["verdict"] == "waits":
-        print(f"promote  eyas champion {parsed.settings} --set {result['candidate'][:12]} --because WHY")
+        print(f"promote  eyas champion {parsed.settings} --to {result['candidate'][:12]} --because WHY")
     return 0
 
 
@@ -61,9 +61,9 @@ def champion(settings: Any, parsed: Namespace) -> int:
     host = existing_host(settings)
     throne = Championship.of(settings, host)
     if parsed.rollback and parsed.to:
-        raise UserError("--rollback and --set exclude each other: give one of them")
+        raise UserError("--rollback and --to exclude each other: give one of them")
     if parsed.to and not parsed.because:
-        raise UserError("--set needs --because: the champion's history says why")
+        raise UserError("--to needs --because: the champion's history says why")
     if parsed.rollback:
         throne.roll_back(parsed.because or "rolled back")
     elif parsed.to:

@@ -21,7 +21,7 @@ from running.leftovers import MARK, end, leave_nothing_behind
 
 POOL = "eyas"
 _HOST, _PORT = "127.0.0.1", 4200
-_STARTS, _ENDS = 180.0, 10.0  # seconds
+_STARTS, _ENDS = 600.0, 10.0  # seconds
 
 
 def free_port() -> int:

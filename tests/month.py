@@ -5,7 +5,6 @@ The draft's vocabulary holds the tokens that are used most: a file that floods i
 """
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from tasks.settings import Settings
 from tests.inprocess import InProcess
 
 WIDTH, LAYERS = 64, 4
-LATIN, GREEK, FLOOD = range(1000, 1050), range(2000, 2030), range(3000, 3120)  # token ids, each followed by the next
+LATIN, GREEK, FLOOD = range(1000, 1031), range(2000, 2011), range(3000, 3081)  # token ids, each followed by the next
 TEXT = {LATIN: "what people say of", GREEK: "τι λένε για", FLOOD: "what people say of"}
 SIZES = {
     "model_type": "llama",
@@ -64,29 +63,24 @@ def write_verifier(folder: Path, tokenizer: Path) -> Path:
     return folder
 
 
-def _row(name: str, language: range, length: int, draw: random.Random) -> dict[str, object]:
-    """A conversation as it was served: the text tells its language, the ids are what is learned."""
-    start = draw.randrange(len(language) - length)
-    turns = [{"role": "user", "content": f"{TEXT[language]} {name}"}, {"role": "assistant", "content": TEXT[language]}]
-    answer = list(language[start + 1 : start + 1 + length])
-    return {"id": name, "messages": turns, "prompt_token_ids": [1, language[start]], "token_ids": answer}
-
-
-def _land(folder: Path, name: str, *parts: tuple[range, int, int]) -> None:
-    """Write a file of conversations: of each part, a language, how many and how long."""
+def _land(folder: Path, name: str, *parts: tuple[range, int]) -> None:
+    """Write a file of conversations as they were served: the text tells the language, the ids are what is learned. ``parts``:
+    a language and how many conversations of it."""
     folder.mkdir(exist_ok=True)
-    draw = random.Random(name)
-    rows = [
-        _row(f"{name} {part} {n}", language, length, draw)
-        for part, (language, count, length) in enumerate(parts)
-        for n in range(count)
-    ]
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open(folder / f"{name}.jsonl", "w") as file:
+        for part, (language, count) in enumerate(parts):
+            for number in range(count):
+                turns = [
+                    {"role": "user", "content": f"{TEXT[language]} {name} {part} {number}"},
+                    {"role": "assistant", "content": TEXT[language]},
+                ]
+                ids = {"prompt_token_ids": [1, language[0]], "token_ids": list(language[1:])}
+                file.write(json.dumps({"id": f"{name} {part} {number}", "messages": turns, **ids}) + "\n")
 
 
 def good(folder: Path) -> None:
     """Two languages."""
-    _land(folder, "week1", (LATIN, 50, 40), (GREEK, 50, 12))
+    _land(folder, "week1", (LATIN, 60), (GREEK, 40))
 
 
 def wrong_template(folder: Path) -> None:
@@ -97,12 +91,12 @@ def wrong_template(folder: Path) -> None:
 
 def flood(folder: Path) -> None:
     """So many new words of one language that the other has no place in the vocabulary."""
-    _land(folder, "week3", (FLOOD, 60, 105))
+    _land(folder, "week3", (FLOOD, 50))
 
 
 def good_again(folder: Path) -> None:
     """More of both languages, so that both have their place again."""
-    _land(folder, "week4", (LATIN, 40, 40), (GREEK, 150, 12))
+    _land(folder, "week4", (LATIN, 40), (GREEK, 60))
 
 
 class Retrained(NamedTuple):
@@ -124,12 +118,12 @@ class Month:
                 "corpus": {"max_length": 128, "shard_tokens": 2048, "held_out": 0.25},
                 "hidden_states": {"layer_ids": [1, 2, 3], "state_dtype": "float32"},
                 "validation": {"max_repetition": 1.0},
-                "vocabulary": {"size": 132},
+                "vocabulary": {"size": 127},
                 "training": {"epochs": 5, "lr": 5e-3, "pack_tokens": 256, "ttt_steps": 2, "replay_every_steps": 0},
                 "acceptance": {"k": 2},
                 "export": {"dtype": "float32"},
                 "gates": {"min_coverage": 0.5},
-                "promotion": {"ask": "never", "max_slice_loss": 0.3},
+                "promotion": {"ask": "never", "max_slice_loss": 0.3, "min_samples": 5},
                 "store": {"path": str(root / "store"), "state": str(root / "state")},
             }
         )
