@@ -9,7 +9,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Nothing is compiled at install time: where this is set, every process would compile its imports anew (speculators: 28 s, not 14).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test engine test-engine lint constraints clean
+.PHONY: install demo serve test test-serve engine test-engine lint constraints clean
 
 install: $(VENV)/.installed
 
@@ -26,6 +26,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	$(VENV)/bin/eyas run deployments/demo.yaml
+
+# A Prefect server, a worker and the deployments of prefect.yaml, on port 4200 or another free one, until Ctrl-C.
+serve: install
+	@$(VENV)/bin/python -m running.serve
 
 test: install
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
@@ -44,6 +48,9 @@ $(ENGINE_VENV)/.installed: deployments/engine/requirements.txt
 # Real servers on loopback, one after the other: 4 GB, 12 minutes on two cores.
 test-engine: install engine
 	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine
+# A schedule and an event that really start runs, on a real server with a real worker.
+test-serve: install
+	$(VENV)/bin/python -m pytest -m serve
 
 lint: install
 	$(VENV)/bin/ruff check .

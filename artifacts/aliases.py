@@ -39,6 +39,17 @@ class Alias(BaseModel):
         """What the alias names now."""
         return self.history[-1].digest
 
+    @property
+    def before(self) -> str | None:
+        """What it named before, with what was taken back since left out; None where there is nothing to go back to."""
+        standing: list[str] = []
+        for move in self.history:
+            if move.digest in standing:
+                del standing[standing.index(move.digest) + 1 :]
+            else:
+                standing.append(move.digest)
+        return standing[-2] if len(standing) > 1 else None
+
 
 class AliasMoved(Exception):
     """An alias does not stand where the caller believed: somebody moved it meanwhile."""
@@ -66,10 +77,15 @@ class Aliases:
         """Every alias; ``UserError`` for a damaged one, because what it protects would be unknown."""
         return [self._read(path) for path in self.paths()]
 
+    def alias(self, verifier: str, name: str) -> Alias | None:
+        """An alias with its history; None where it names nothing yet."""
+        path = self._path(verifier, name)
+        return self._read(path) if path.exists() else None
+
     def get(self, verifier: str, name: str) -> str | None:
         """The digest that ``name`` stands for under a verifier; None where it names nothing yet."""
-        path = self._path(verifier, name)
-        return self._read(path).digest if path.exists() else None
+        alias = self.alias(verifier, name)
+        return alias.digest if alias else None
 
     def move(self, verifier: str, name: str, digest: str, expected: str | None, because: str) -> Alias:
         """Let ``name`` stand for ``digest`` if it stands for ``expected`` now; else ``AliasMoved``."""

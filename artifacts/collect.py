@@ -1,4 +1,5 @@
-"""What may be collected: every blob that no alias and no recent run names, except what a living descendant still needs.
+"""What may be collected: every blob that no alias (or export of what it names) and no recent run names, except what a living
+descendant still needs.
 
 An output that cannot be made again bit for bit (synthesis, training) is needed while anything that was made of it lives.
 Everything else can be made again from its inputs, so that only the roots themselves keep it. Records stay.
@@ -61,6 +62,13 @@ def live(lineage: Lineage, named: Iterable[str], runs: Iterable[Run]) -> set[str
         if not record.reproducible:
             roots |= _outputs(record)
     return roots
+
+
+def served(lineage: Lineage, named: Iterable[str]) -> list[str]:
+    """What aliases name, and the exports of it: an engine may load them from here."""
+    found = list(named)
+    readers = [record for digest in found for record in lineage.readers.get(digest, [])]
+    return found + [ref.digest for record in readers for ref in record.outputs.values() if ref.kind == "export"]
 
 
 def _outputs(record: Record) -> set[str]:

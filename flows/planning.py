@@ -1,5 +1,6 @@
 """The plan of a run: the pipeline walked without running anything. Needs neither Prefect nor torch."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from flows.train_draft import train_draft
@@ -14,8 +15,9 @@ def open_host(settings: Settings) -> Host:
     return Host.open(settings.store.path, settings.store.state, settings.store.max_bytes, settings.store.mirror)
 
 
-def plan(settings: Settings, host: Host, code: Path | None = None) -> Walk:
-    """Walk the pipeline with the code of ``code`` (else of the checkout); refuses what cannot work."""
+def plan(settings: Settings, host: Host, code: Path | None = None, left_out: Collection[str] = ()) -> Walk:
+    """Walk the pipeline with the code of ``code`` (else of the checkout), without the files of the digests ``left_out``;
+    refuses what cannot work."""
     walk = host.walk(code)
-    train_draft(settings, PlanExecutor(walk), host.memo, host.forgotten.of)
+    train_draft(settings, PlanExecutor(walk), host.memo, host.forgotten.of, left_out)
     return walk

@@ -1,8 +1,8 @@
-"""The flows as Prefect runs them: from the command line, a deployment or a schedule."""
+"""The pipeline as Prefect runs it: from the command line, a deployment or a schedule."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -10,20 +10,14 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.approval import ask
+from flows.begun import Begun, begin
 from flows.budget import over_budget
-from flows.planning import open_host, plan
+from flows.planning import plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
 from flows.windowed import Opened, in_window
-from running.devices import DevicePool
-from running.execution import Execution
-from running.host import Host
-from running.prefect_executor import PrefectExecutor
-from running.prefect_log import send_log_to_prefect
-from running.snapshot import new_run_folder, take_snapshot
 from running.waiting import MOST_AT_ONCE
 from running.walk import Walk
-from tasks import training
 from tasks.settings import Settings
 
 log = logging.getLogger("eyas")
@@ -32,49 +26,39 @@ log = logging.getLogger("eyas")
 @flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
-    send_log_to_prefect()
-    host = open_host(settings)
-    host.store.sweep()
-    run_folder = new_run_folder(host.state)
-    snapshot = take_snapshot(run_folder)
-    planned = say_plan(settings, host, snapshot)
-    devices = settings.running.devices if settings.window.devices is None else settings.window.devices
-    pool = DevicePool(host.state, devices, settings.running.cpu_slots, settings.running.share_devices)
-    training.check(settings, on_gpu=bool(pool.gpus))
+    run = begin(settings)
+    planned = say_plan(run)
 
     def work(opened: Opened) -> dict[str, Any]:
-        walk = host.walk(snapshot)
-        with host.noted_run(run_folder.name, settings.name, walk):
-            with host.store.workspace() as workspace, walk.giving():
-                execution = Execution(walk, host.state, run_folder, pool, workspace, opened.deadline)
-                with opened.holding(execution):
-                    made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo, host.forgotten.of)
-            return publish(settings, host, walk, made, run_folder)
+        with run.walking() as walk:
+            with run.executor(walk, opened) as executor:
+                made = train_draft(settings, executor, run.host.memo, run.host.forgotten.of)
+            return publish(run, walk, made)
 
-    ended: dict[str, Any] = in_window(settings.window, planned, run_folder / "window.log", work)
+    ended: dict[str, Any] = in_window(settings.window, planned.has_work, run.window_log, work)
     return ended
 
 
-def say_plan(settings: Settings, host: Host, snapshot: Path) -> Walk:
+def say_plan(run: Begun, left_out: Collection[str] = ()) -> Walk:
     """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run.
 
     A plan that would pass the budget waits for a person's approval.
     """
-    walk = plan(settings, host, snapshot)
+    walk = plan(run.settings, run.host, run.snapshot, left_out)
     counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
-    over = over_budget(settings, walk)
+    over = over_budget(run.settings, walk)
     if over:
         ask(over)
     return walk
 
 
-def publish(settings: Settings, host: Host, walk: Walk, made: DraftRun, run_folder: Path) -> dict[str, Any]:
+def publish(run: Begun, walk: Walk, made: DraftRun) -> dict[str, Any]:
     """Write the report, show it in Prefect, and return the nodes and where things lie."""
-    report, markdown = write_report(settings, host, walk.steps, made, run_folder)
+    report, markdown = write_report(run.settings, run.host, walk.steps, made, run.folder)
     create_markdown_artifact(key="draft-report", markdown=markdown, description="Acceptance, data quality, what ran")
     assert made.export.outputs is not None
-    checkpoint = host.store.folder(made.export.outputs["export"].digest)
+    checkpoint = run.host.store.folder(made.export.outputs["export"].digest)
     return {
         "nodes": [asdict(step) for step in walk.steps],
         "acceptance": {one.node.name: one.outputs["acceptance"].facts for one in made.judged if one.outputs},

@@ -1,6 +1,6 @@
 """The pipeline: from prompts and conversations to a judged draft. Plan and run walk this same body."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,21 +54,29 @@ class DraftRun:
         """The checkpoint for the engine that is named first."""
         return self.exports[0]
 
+    states: list[Made] = field(default_factory=list)
 
-def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
+
+def train_draft(
+    settings: Settings,
+    run: Executor,
+    memo: Any,
+    forgotten: Callable[[str], list[str]],
+    left_out: Collection[str] = (),
+) -> DraftRun:
     """Make a draft for the verifier of ``settings``.
 
-    ``memo`` remembers the digests of files outside the store; ``forgotten`` says what a source must leave out.
+    ``memo`` remembers the digests of files outside the store; ``forgotten`` says what a source must leave out; files of the
+    digests ``left_out`` are passed over.
     """
     check_settings(settings)
-    files = corpus.files(settings, memo)
+    files = [file for file in corpus.files(settings, memo) if getattr(file.input, "digest", None) not in left_out]
 
     target = obtain_verifier(settings, run, memo)
     layer_ids = hidden_states.layer_ids(settings, target)
     check_target(settings, target, layer_ids)
     parent = parents.find(settings, target, layer_ids, memo)
-    answering = endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis
-    answered = run.map(answering.nodes(settings, target))
+    answered = run.map(answer_nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
     gate_rejects(settings, corpora)
@@ -94,7 +102,19 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     for final in (*judged, *compared, *exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, engines, compared)
+    return DraftRun(
+        verifier=target,
+        corpora=corpora,
+        checked=checked,
+        vocabulary=words,
+        training=draft,
+        judged=judged,
+        exports=exported,
+        legacy=taken,
+        engines=engines,
+        compared=compared,
+        states=states,
+    )
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
@@ -102,6 +122,11 @@ def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
     if settings.verifier.directory is not None:
         return verifier.from_directory(settings.verifier, memo)
     return verifier.from_made(settings.verifier, run.run(verifier.embedded_node(settings.verifier, memo)))
+
+
+def answer_nodes(settings: Settings, target: Verifier) -> list[Node]:
+    """The nodes that answer prompts, here or by the engine that serves the verifier."""
+    return (endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis).nodes(settings, target)
 
 
 def state_nodes(settings: Settings, run: Executor, shards: list[Shard], target: Verifier) -> list[Node]:

@@ -15,7 +15,6 @@ from prefect.states import Completed
 from errors import UserError
 from running.execution import Execution
 from running.leftovers import afterwards
-from running.walk import Walk
 from running.window import CLOSED, Deadline, Window, WindowClosed, enter
 from tasks.operation_settings import WindowSettings
 
@@ -44,12 +43,12 @@ class Opened:
                 raise
 
 
-def in_window(window: WindowSettings, planned: Walk, output: Path, work: Callable[[Opened], dict[str, Any]]) -> Any:
+def in_window(window: WindowSettings, has_work: bool, output: Path, work: Callable[[Opened], dict[str, Any]]) -> Any:
     """The result of ``work``; a Prefect state of its own, and no failure, where the window closed before it was done.
 
-    What the commands of the window say goes to ``output``. A plan that only hits is done at any time, without them.
+    What the commands of the window say goes to ``output``. What has no work (a plan that only hits) is done at any time, without them.
     """
-    if not planned.has_work:
+    if not has_work:
         return work(Opened(Deadline(), output))
     hours, closes = Window.of(window), None
     while True:

@@ -9,7 +9,7 @@ from artifacts.disk import full_disk, is_full
 from artifacts.key import KeyFailure
 from artifacts.store import BlobMissing
 from errors import UserError
-from running import commands, engine_commands, stopping, store_commands
+from running import commands, engine_commands, retraining, stopping, store_commands
 from running.launch import ChildFailed
 from running.push import push
 from running.settings_file import load_settings
@@ -83,6 +83,20 @@ def _parser() -> argparse.ArgumentParser:
         added = command(name, do, text)
         added.add_argument("--limit", type=int, metavar="N", help="a smoke run: few samples, gates only warn")
         added.add_argument("--json", action="store_true", help="print the list of nodes as JSON")
+
+    retrain = command("retrain", retraining.retrain, "train on what is new, compare with the champion, promote or refuse")
+    retrain.add_argument("--again", action="store_true", help="also where nothing is new: after a change of recipe or code")
+    retrain.add_argument("--json", action="store_true", help="print the outcome and the list of nodes as JSON")
+
+    synthesize = command(
+        "synthesize", retraining.synthesize, "let the verifier answer prompts, and land the answers in a folder"
+    )
+    synthesize.add_argument("--into", default=".eyas/landed", metavar="FOLDER", help="where files land (default: .eyas/landed)")
+
+    champion = command("champion", retraining.champion, "say which draft is champion, since when and why, or set another")
+    champion.add_argument("--rollback", action="store_true", help="the champion before this one becomes champion again")
+    champion.add_argument("--to", metavar="DIGEST", help="a draft, or its export, becomes champion; needs --because")
+    champion.add_argument("--because", metavar="WHY", help="kept in the champion's history")
 
     verify = command("verify", store_commands.verify, "check the store; exit code 1 when something in it is damaged")
     verify.add_argument("--deep", action="store_true", help="read every byte and compare digests; else sizes only")

@@ -37,6 +37,17 @@ def run(settings: Any, parsed: Namespace) -> int:
     planned = walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
     require_budget(settings, planned)
     require_open(settings.window, planned.has_work)
+    start_prefect()
+    from flows.served import train_draft_flow
+
+    with telling_no_server():
+        result = unless_closed(train_draft_flow(settings))
+    print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
+    return 0
+
+
+def start_prefect() -> None:
+    """Set what Prefect reads when it is imported, and see to it that the run's processes end with it."""
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -44,16 +55,15 @@ def run(settings: Any, parsed: Namespace) -> int:
     logging.getLogger("eyas").info(
         "starting Prefect%s", "" if os.environ.get("PREFECT_API_URL") else " with a server of its own"
     )
-    from flows.served import train_draft_flow
-
     leave_nothing_behind()
     stop_on_interrupt()
-    with telling_no_server():
-        result = train_draft_flow(settings)
+
+
+def unless_closed(result: Any) -> Any:
+    """A flow's result; ``WindowClosed`` where its window closed before it was done."""
     if CLOSED in result:
         raise WindowClosed(result[CLOSED])
-    print(json.dumps(result["nodes"], indent=1) if parsed.json else summary(result))
-    return 0
+    return result
 
 
 def adopt(settings: Any, parsed: Namespace) -> int:

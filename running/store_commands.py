@@ -84,7 +84,8 @@ def gc(settings: Any, parsed: Namespace) -> int:
                 f"no run and no alias names anything in the store {host.store.root}, so all of it would go: run the flow once, "
                 "or give --keep-runs 1 or more"
             )
-        keep = collect.live(Lineage.of(host.records), [alias.digest for alias in aliases], runs)
+        lineage = Lineage.of(host.records)
+        keep = collect.live(lineage, collect.served(lineage, [alias.digest for alias in aliases]), runs)
         chosen = collect.collection(host.store, keep)
         freed = chosen.freed
         _say_collection(chosen)

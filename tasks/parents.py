@@ -14,6 +14,7 @@ from artifacts.records import Records, read_record
 from artifacts.stage import Input, Pending
 from artifacts.store import BlobMissing, Store
 from errors import UserError
+from tasks.champions import scope
 from tasks.handles import Verifier
 from tasks.settings import Settings
 
@@ -21,12 +22,6 @@ _DIGITS = re.compile(r"[0-9a-f]{6,64}$")
 _ALIAS = re.compile(r"[a-z][a-z0-9_-]*$")
 _CONFIG = "config.json"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-
-
-def alias_scope(verifier: Verifier) -> str:
-    """Under what aliases of a verifier's drafts are kept: a digest of everything that any stage reads of it."""
-    assert verifier.facts is not None
-    return digest_bytes(canonical_json(verifier.facts["roles"]))
 
 
 def find(settings: Settings, verifier: Verifier, layer_ids: list[int], memo: Any) -> Input | Pending | None:
@@ -53,7 +48,7 @@ def find(settings: Settings, verifier: Verifier, layer_ids: list[int], memo: Any
 def _of_alias(settings: Settings, store: Store, verifier: Verifier, named: str) -> Input | None:
     if not _ALIAS.match(named):
         return None
-    digest = Aliases(Path(settings.store.state)).get(alias_scope(verifier), named)
+    digest = Aliases(Path(settings.store.state)).get(str(scope(verifier)), named)
     if digest is None:
         return None
     ref = next(iter(_drafts(store, digest)), None)

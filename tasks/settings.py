@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from tasks.engine_settings import EndpointSettings, EngineAcceptance, EngineSettings
 from tasks.operation_settings import BudgetSettings, WindowSettings
+from tasks.promotion_settings import PromotionSettings
 from tasks.section import Section
 
 
@@ -283,6 +284,7 @@ class Settings(Section):
     gates: GateSettings = GateSettings()
     endpoint: EndpointSettings = EndpointSettings()
     engine: EngineSettings = EngineSettings()
+    promotion: PromotionSettings = PromotionSettings()
     store: StoreSettings = StoreSettings()
     report: ReportSettings = ReportSettings()
     running: RunningSettings = RunningSettings()

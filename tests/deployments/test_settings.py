@@ -24,9 +24,18 @@ def test_each_file_of_settings_is_valid(path: Path) -> None:
 
 
 def test_the_first_run_from_the_ui_hits_what_the_demo_made() -> None:
-    (deployment,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    demo = yaml.safe_load((ROOT / "deployments" / "demo.yaml").read_text())
-    assert Settings.model_validate(deployment["parameters"]["settings"]) == Settings.model_validate(demo)
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    settings = {one["name"]: Settings.model_validate(one["parameters"]["settings"]) for one in deployments}
+    demo = Settings.model_validate(yaml.safe_load((ROOT / "deployments" / "demo.yaml").read_text()))
+    assert settings["train-draft"] == demo
+    same = ("verifier", "synthesis", "data")
+    assert [getattr(settings["synthesize"], name) for name in same] == [getattr(demo, name) for name in same]
+
+
+def test_retraining_reads_where_synthesis_lands() -> None:
+    deployments = {one["name"]: one["parameters"] for one in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+    for name in ("retrain-weekly", "retrain-on-data"):
+        assert deployments[name]["settings"]["data"]["conversations"] == [deployments["synthesize"]["into"]]
 
 
 @pytest.mark.parametrize(("gigabytes", "most"), [(96, 6), (141, 26)])

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -250,5 +249,5 @@ def test_a_window_that_closes_is_no_failure(tmp_path: Path) -> None:
     def work(opened: Opened) -> dict[str, Any]:
         raise WindowClosed("it is over")
 
-    ended = in_window(WindowSettings(), cast(Any, SimpleNamespace(has_work=True)), tmp_path / "said", work)
+    ended = in_window(WindowSettings(), True, tmp_path / "said", work)
     assert (ended.name, ended.message) == ("Window closed", "it is over") and ended.is_completed()

@@ -14,6 +14,7 @@ from artifacts.store import Store
 from errors import UserError
 from running.identity import FileMemo
 from tasks import parents, training, vocabulary
+from tasks.champions import scope
 from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.artifacts.pipelines import Pipeline
@@ -86,9 +87,9 @@ def test_an_alias_is_of_this_verifiers_drafts_and_stands_in_the_lineage_alone(tm
     aliases.move("abcdef", "champion", first.digest, None, "of another verifier")
     with pytest.raises(UserError, match="'champion': no alias of this verifier's drafts"):
         find(tmp_path, verifier, "champion")
-    aliases.move(parents.alias_scope(verifier), "champion", second.digest, None, "it was better")
+    aliases.move(str(scope(verifier)), "champion", second.digest, None, "it was better")
     assert find(tmp_path, verifier, "champion") == Input(second.digest, ref=second, path="champion")
-    aliases.move(parents.alias_scope(verifier), "lost", "ee" * 32, None, "its record is gone")
+    aliases.move(str(scope(verifier)), "lost", "ee" * 32, None, "its record is gone")
     with pytest.raises(UserError, match="alias of eeeeeeeeeeee, which is no draft"):
         find(tmp_path, verifier, "lost")
 

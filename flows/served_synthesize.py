@@ -1,0 +1,38 @@
+"""Synthesis as Prefect runs it; when files have landed it says so by an event, which starts a retraining."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.events import emit_event
+from prefect.states import State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.begun import begin
+from flows.synthesize import Landed, synthesize
+from flows.windowed import Opened, in_window
+from running.waiting import MOST_AT_ONCE
+from tasks.settings import Settings
+
+log = logging.getLogger("eyas")
+EVENT = "synthetic-data.landed"
+
+
+@flow(name="synthesize", task_runner=ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE), persist_result=False)  # type: ignore[arg-type]
+def synthesize_flow(settings: Settings, into: str = ".eyas/landed") -> dict[str, Any] | State[Any]:
+    """Let the verifier answer the prompts and land the answers, as files of conversations, in the folder ``into``."""
+    run = begin(settings)
+
+    def work(opened: Opened) -> Landed:
+        with run.walking() as walk, run.executor(walk, opened) as executor:
+            return synthesize(settings, executor, run.host.memo, run.host.store, Path(into))
+
+    landed: Landed | State[Any] = in_window(settings.window, True, run.window_log, work)
+    if isinstance(landed, State):
+        return landed
+    told = {"path": str(landed.folder), "count": landed.count, "files": landed.files}
+    if landed.files:
+        emit_event(EVENT, resource={"prefect.resource.id": f"eyas.data.{landed.folder.name}"}, payload=told)
+    log.info("%d conversations in %s, %d new files", landed.count, landed.folder, len(landed.files))
+    return told

@@ -1,0 +1,153 @@
+"""A schedule and an event that really start runs: `make serve` in a project, its server, its worker, its deployments."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from running.leftovers import MARK
+from tests.projects import ROOT, Project, make_project, wait_for
+
+pytestmark = pytest.mark.serve
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass
+class Served:
+    """A project with `make serve` running in it."""
+
+    project: Project
+    process: "subprocess.Popen[str]"
+    address: str
+
+    def ask(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.address}/api/{path}", json.dumps(body).encode(), headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "null")
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        (found,) = self.ask("deployments/filter", {"deployments": {"name": {"any_": [name]}}})
+        return dict(found)
+
+    def ended(self, name: str) -> dict[str, Any]:
+        """The newest run of a deployment, when it has ended."""
+
+        def newest() -> Any:
+            body = {"deployments": {"name": {"any_": [name]}}, "flow_runs": {"state": {"type": {"any_": list(ENDED)}}}}
+            found = self.ask("flow_runs/filter", {**body, "sort": "START_TIME_DESC", "limit": 1})
+            return found and found[0]
+
+        return dict(wait_for(newest, 600, self.process))
+
+
+def write_deployments(project: Project) -> None:
+    """The project's own prefect.yaml, with small settings. Retraining reads what synthesis lands and finds it too long, so that
+    it ends after one child."""
+    whole = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    settings = yaml.safe_load(project.settings.read_text())
+    short = {**settings, "data": {"conversations": [".eyas/landed"]}, "corpus": {**settings["corpus"], "max_length": 4}}
+    asked = {**settings, "data": {"prompts": ["prompts.jsonl"]}, "synthesis": {"max_new_tokens": 8}}
+    for one in whole["deployments"]:
+        one["parameters"]["settings"] = asked if one["name"] == "synthesize" else short
+    (project.folder / "prefect.yaml").write_text(yaml.safe_dump(whole))
+
+
+def marked_processes(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, checkout: Path, cut_verifier: Path) -> Iterator[Served]:
+    project = make_project(tmp_path_factory.mktemp("served") / "project", checkout, cut_verifier, "")
+    write_deployments(project)
+    del project.environment["PREFECT_API_URL"]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "running.serve"],
+        cwd=project.folder,
+        env=project.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    try:
+        assert line.startswith("Prefect is at http://"), line
+        yield Served(project, process, line.split()[3])
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGINT)
+            process.wait(60)
+
+
+def test_what_synthesis_lands_starts_a_retraining(served: Served) -> None:
+    run = served.ask(f"deployments/{served.deployment('synthesize')['id']}/create_flow_run", {})
+    answered = served.ended("synthesize")
+    assert answered["id"] == run["id"] and answered["state"]["type"] == "COMPLETED", answered["state"]
+    landed = served.project.folder / ".eyas" / "landed"
+    (file,) = landed.iterdir()
+    started = served.ended("retrain-on-data")
+    assert started["parameters"]["landed"] == str(landed) and started["created_by"]["type"] == "AUTOMATION"
+    assert started["state"]["name"] == "Refused" and f"{file.name} gave no usable conversation" in started["state"]["message"]
+
+
+def test_a_schedule_starts_a_retraining(served: Served) -> None:
+    deployment = served.deployment("retrain-weekly")
+    (weekly,) = deployment["schedules"]
+    assert weekly["schedule"]["cron"] == "0 3 * * 0" and weekly["active"]
+    soon = (datetime.now(UTC) + timedelta(seconds=10)).isoformat()
+    schedule = {"schedule": {"interval": 86400, "anchor_date": soon}, "active": True}
+    served.ask(f"deployments/{deployment['id']}/schedules/{weekly['id']}", schedule, "PATCH")
+    started = served.ended("retrain-weekly")
+    assert started["auto_scheduled"] and started["state"]["type"] == "COMPLETED", started["state"]
+
+
+def test_automations_that_ship_can_be_applied(served: Served) -> None:
+    for path in sorted((ROOT / "deployments" / "automations").glob("*.yaml")):
+        command = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(path)]
+        environment = {**served.project.environment, "PREFECT_API_URL": f"{served.address}/api"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    names = {one["name"] for one in served.ask("automations/filter", {})}
+    assert {"eyas-outcome", "eyas-failure"} <= names
+
+
+def test_ctrl_c_leaves_nothing_behind(served: Served) -> None:
+    children = [
+        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == served.process.pid
+    ]
+    mark = next(v for pid in children for v in _environment(pid) if v.startswith(f"{MARK}=")).partition("=")[2]
+    assert len(marked_processes(mark)) >= 2, "server and worker"
+    os.kill(served.process.pid, signal.SIGINT)
+    assert served.process.wait(60) == 0
+    assert marked_processes(mark) == []
+
+
+def _parent(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _environment(pid: int) -> list[str]:
+    return (Path("/proc") / str(pid) / "environ").read_bytes().decode().split("\0")
