@@ -83,7 +83,7 @@ class Kin:
     def _read(self, stage: str) -> None:
         by_entry: dict[str, _Kindred] = defaultdict(_Kindred)
         known: dict[Pair, Pair] = {}  # equal parts of many records are one object
-        self._passes[stage] = passes = []
+        passes: list[Record] = []
         measured: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for record in self._newest(stage):
             entry = record.parts.get("entry", "")
@@ -93,7 +93,7 @@ class Kin:
                 measured[entry].append((tokens, seconds))
             if len(passes) < _NEWEST and record.lineage.get("pass"):
                 passes.append(record)
-        self._kindred[stage] = dict(by_entry)
+        self._kindred[stage], self._passes[stage] = dict(by_entry), passes
         self._rates[stage] = {entry: sum(t for t, _ in all) / sum(s for _, s in all) for entry, all in measured.items() if all}
 
     def _newest(self, stage: str) -> Iterator[Record]:

@@ -43,10 +43,11 @@ class Opened:
                 raise
 
 
-def in_window(window: WindowSettings, has_work: bool, output: Path, work: Callable[[Opened], dict[str, Any]]) -> Any:
+def in_window(window: WindowSettings, has_work: bool, output: Path, work: Callable[[Opened], Any]) -> Any:
     """The result of ``work``; a Prefect state of its own, and no failure, where the window closed before it was done.
 
-    What the commands of the window say goes to ``output``. What has no work (a plan that only hits) is done at any time, without them.
+    What the commands of the window say goes to ``output``. Without work (a plan that only hits) it is done at any time, and
+    without them.
     """
     if not has_work:
         return work(Opened(Deadline(), output))
