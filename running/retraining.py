@@ -24,7 +24,7 @@ def retrain(settings: Any, parsed: Namespace) -> int:
         from flows.served_retrain import retrain_flow
 
         with telling_no_server():
-            result = unless_closed(retrain_flow(settings, again=parsed.again))  # type: ignore[assignment] - the flow's state gives its data
+            result = unless_closed(retrain_flow(settings, again=parsed.again))
     if parsed.json:
         print(json.dumps(result, indent=1))
         return 0
