@@ -15,7 +15,7 @@ from kimi_adapters.tokenizer import Tokenizer
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
 from running.cli import main
-from tests.tasks.test_endpoint_synthesis import Chunk
+from tests.tasks.endpoint_chunk import TOKENS, Chunk
 
 ROOT = Path(__file__).parents[2]
 VENV = os.environ.get("EYAS_ENGINE_VENV", "")
@@ -67,6 +67,6 @@ def test_synthesis_takes_the_engines_own_tokens(whole_verifier: Path, tmp_path: 
         lines = chunk.answered_at(f"{url}/v1", timeout=300.0)
     for line in lines:
         prompt = prompt_ids(line["messages"][:-1], tokenizer, form)
-        answer = greedy(model, prompt, 12, stop_ids(tokenizer, form))
+        answer = greedy(model, prompt, TOKENS, stop_ids(tokenizer, form))
         assert (line["prompt_ids"], line["answer_ids"]) == (prompt, answer)
         assert line["messages"][-1]["content"].strip() == tokenizer.decode(answer).strip()

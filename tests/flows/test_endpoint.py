@@ -13,12 +13,13 @@ SECRET = "sk-Quetzal-7"
 def test_answers_come_from_the_endpoint_and_are_hit_whatever_its_address(fresh: Project, cut_verifier: Path) -> None:
     """The run is stopped by a gate as soon as the corpus is there: the rest is other tests' matter."""
     chosen = ["data.prompts=[prompts.jsonl]", "synthesis.source=endpoint", "synthesis.prompts_per_task=1"]
-    chosen += [f"endpoint.model={MODEL}", "synthesis.max_new_tokens=6", "gates.max_rejected=0"]
+    chosen += [f"endpoint.model={MODEL}", "synthesis.max_new_tokens=6"]
     arguments = [word for one in chosen for word in ("--set", one)]
     engine = Engine(cut_verifier)
     fresh.environment["ENDPOINT_KEY"] = SECRET
     with serving(Endpoint(engine, key=SECRET)) as endpoint:
         at = ["--set", f"endpoint.url={endpoint.url}", "--set", "endpoint.api_key_env=ENDPOINT_KEY"]
+        at += ["--set", "gates.max_rejected=0"]
         done = fresh.eyas("run", str(fresh.settings), *arguments, *at)
     assert done.returncode == 2 and "gates.max_rejected" in done.stderr, done.stderr[-3000:]
     assert len(endpoint.asked) == 2 and len(fresh.records("endpoint_synthesis")) == 2
