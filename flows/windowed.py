@@ -16,7 +16,7 @@ from errors import UserError
 from running.execution import Execution
 from running.leftovers import afterwards
 from running.walk import Walk
-from running.window import CLOSED, Deadline, Window, WindowClosed, enter
+from running.window import CLOSED, Deadline, Window, WindowClosed, enter, require_open
 from tasks.operation_settings import WindowSettings
 
 log = logging.getLogger("eyas")
@@ -54,6 +54,7 @@ def in_window(window: WindowSettings, planned: Walk, output: Path, work: Callabl
     hours, closes = Window.of(window), None
     while True:
         try:
+            require_open(window, planned)
             closes = enter(hours, window.wait, after=closes)
             deadline = Deadline(closes, window.grace, hours.seconds if hours else math.inf)
             return work(Opened(deadline, output, window.before, window.after))

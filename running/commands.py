@@ -36,7 +36,7 @@ def run(settings: Any, parsed: Namespace) -> int:
 
     planned = walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
     require_budget(settings, planned)
-    require_open(settings.window, planned.has_work)
+    require_open(settings.window, planned)
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
