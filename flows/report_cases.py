@@ -34,7 +34,7 @@ def slices(store: Store, made: Iterable[Made]) -> list[str]:
     for case in _sliced(store, replay):
         for name, value in case["slices"].items():
             groups.setdefault(f"{name}={value}", []).append((case["tokens"], case["steps"]))
-    dimensions = list(dict.fromkeys(name.partition("=")[0] for name in groups))
+    dimensions = list(dict.fromkeys(["length", *(name.partition("=")[0] for name in groups)]))
     order = sorted(groups, key=lambda name: (dimensions.index(name.partition("=")[0]), -len(groups[name])))
     rows = [[name, *_cells(groups[name])] for name in order[:_MOST_ROWS]]
     if not rows:

@@ -35,7 +35,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
                 made = train_draft(settings, executor, run.host.memo, run.host.forgotten.of)
             return publish(run, walk, made)
 
-    ended: dict[str, Any] = in_window(settings.window, planned.has_work, run.window_log, work)
+    ended: dict[str, Any] = in_window(settings.window, planned, run.window_log, work)
     return ended
 
 

@@ -85,7 +85,7 @@ def _retrained(settings: Settings, again: bool) -> tuple[Outcome, dict[str, Any]
         create_markdown_artifact(key="promotion", markdown=text, description="Whether the draft became champion, and why")
         return replace(outcome, made=None), result
 
-    ended: tuple[Outcome, dict[str, Any]] | State[Any] = in_window(settings.window, True, run.window_log, work)
+    ended: tuple[Outcome, dict[str, Any]] | State[Any] = in_window(settings.window, None, run.window_log, work)
     return ended
 
 

@@ -28,7 +28,7 @@ def synthesize_flow(settings: Settings, into: str = ".eyas/landed") -> dict[str,
         with run.walking() as walk, run.executor(walk, opened) as executor:
             return synthesize(settings, executor, run.host.memo, run.host.store, Path(into))
 
-    landed: Landed | State[Any] = in_window(settings.window, True, run.window_log, work)
+    landed: Landed | State[Any] = in_window(settings.window, None, run.window_log, work)
     if isinstance(landed, State):
         return landed
     told = {"path": str(landed.folder), "count": landed.count, "files": landed.files}

@@ -15,7 +15,8 @@ from prefect.states import Completed
 from errors import UserError
 from running.execution import Execution
 from running.leftovers import afterwards
-from running.window import CLOSED, Deadline, Window, WindowClosed, enter
+from running.walk import Walk
+from running.window import CLOSED, Deadline, Window, WindowClosed, enter, require_open
 from tasks.operation_settings import WindowSettings
 
 log = logging.getLogger("eyas")
@@ -43,17 +44,19 @@ class Opened:
                 raise
 
 
-def in_window(window: WindowSettings, has_work: bool, output: Path, work: Callable[[Opened], Any]) -> Any:
+def in_window(window: WindowSettings, planned: Walk | None, output: Path, work: Callable[[Opened], Any]) -> Any:
     """The result of ``work``; a Prefect state of its own, and no failure, where the window closed before it was done.
 
-    What the commands of the window say goes to ``output``. Without work (a plan that only hits) it is done at any time, and
-    without them.
+    ``planned`` is None where only the work itself will know its plan. What the commands of the window say goes to ``output``;
+    a plan that only hits is done at any time, without them.
     """
-    if not has_work:
+    if planned and not planned.has_work:
         return work(Opened(Deadline(), output))
     hours, closes = Window.of(window), None
     while True:
         try:
+            if planned:
+                require_open(window, planned)
             closes = enter(hours, window.wait, after=closes)
             deadline = Deadline(closes, window.grace, hours.seconds if hours else math.inf)
             return work(Opened(deadline, output, window.before, window.after))

@@ -36,7 +36,7 @@ def run(settings: Any, parsed: Namespace) -> int:
 
     planned = walk_plan(settings, open_host(settings))  # a mistake is told before Prefect takes its seconds to start
     require_budget(settings, planned)
-    require_open(settings.window, planned.has_work)
+    require_open(settings.window, planned)
     start_prefect()
     from flows.served import train_draft_flow
 

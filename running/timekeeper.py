@@ -32,7 +32,7 @@ class Timekeeper:
         """
         node = orders[0].node
         estimates = [seconds for order in orders if (seconds := self._walk.estimate(order.node)) is not None]
-        size = int(node.knobs.get("shards_per_pass", 1))
+        size = int(node.knobs.get("shards_per_pass") or 1)
         whole = math.ceil(len(orders) / size) * size
         seconds = whole * sum(estimates) / len(estimates) if estimates else None
         label = f"{node.label} with {len(orders) - 1} more" if orders[1:] else node.label

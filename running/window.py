@@ -1,5 +1,6 @@
 """The window of time in which a run may hold devices: when it opens and closes, and that what runs is out of it in time."""
 
+import contextvars
 import logging
 import math
 import threading
@@ -14,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 from errors import UserError
 from running.launch import Stopped
+from running.walk import Walk
 
 log = logging.getLogger("eyas")
 CLOSED = "window"  # of a flow's result: why it ended before its work was done
@@ -83,10 +85,26 @@ def enter(window: Window | None, wait: bool, after: datetime | None = None) -> d
     return closes
 
 
-def require_open(settings: Any, has_work: bool) -> None:
-    """Raise ``WindowClosed`` where a run would find the window closed; one that only hits needs none."""
-    if has_work and not settings.wait:
-        enter(Window.of(settings), wait=False)
+def require_open(settings: Any, walk: Walk) -> None:
+    """Refuse a plan with something to run that no window is long enough for, and one that would find the window closed.
+
+    ``UserError`` for the one, ``WindowClosed`` for the other, unless it is waited for.
+    """
+    window = Window.of(settings)
+    if window is None or not walk.has_work:
+        return
+    for step in walk.steps:
+        if step.estimate and step.estimate > window.seconds and not walk.stages[step.stage].resumes:
+            raise _never(f"{step.stage.replace('_', ' ')} {step.node}", step.estimate, window.seconds)
+    if not settings.wait:
+        enter(window, wait=False)
+
+
+def _never(label: str, seconds: float, length: float) -> UserError:
+    return UserError(
+        f"{label} takes about {_told(seconds)} and window.start to window.end is {_told(length)}, so that no window is long "
+        "enough: widen it, or give less to one task"
+    )
 
 
 def _sleep(seconds: float) -> None:
@@ -118,17 +136,15 @@ class Deadline:
     def require(self, label: str, stage: str, seconds: float | None, resumes: bool) -> None:
         """Refuse work that could not finish; of what goes on from a checkpoint only the last ``grace`` seconds count."""
         left = self.left()
-        if left == math.inf or (resumes and left > self._grace):
+        if left == math.inf:
             return
-        if (seconds or 0.0) > self._length:
-            raise UserError(
-                f"{label} takes about {_told(seconds or 0.0)} and window.start to window.end is {_told(self._length)}, so that "
-                "no window is long enough: widen it, or give less to one pass"
-            )
-        if left <= self._grace or (seconds or 0.0) > left:
-            needs = f"takes about {_told(seconds)}, and {_told(left)} are left" if seconds else "would start too late"
+        needed = 0.0 if resumes else seconds or 0.0
+        if needed > self._length:
+            raise _never(label, needed, self._length)
+        if left <= self._grace or needed > left:
+            needs = f"takes about {_told(needed)}, and {_told(left)} are left" if needed else "would start too late"
             raise self.closed(f"{label} {needs}")
-        if seconds is None and stage not in self._said:
+        if seconds is None and not resumes and stage not in self._said:
             self._said.add(stage)
             log.warning("%s: no rate is known yet, so the end of the window may cut it off", stage.replace("_", " "))
 
@@ -144,7 +160,8 @@ class Deadline:
                         return
                 act()
 
-        thread = threading.Thread(target=keep, daemon=True)
+        context = contextvars.copy_context()  # Prefect's log wants to know of which run a line is
+        thread = threading.Thread(target=context.run, args=(keep,), daemon=True)
         if self._ends is not None:
             thread.start()
         try:

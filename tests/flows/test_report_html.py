@@ -78,7 +78,7 @@ def cases(tokens: int, count: int = 12) -> list[dict[str, int]]:
 
 
 def lines(length: str, count: int = 6) -> str:
-    return "".join(json.dumps({"slices": {"length": length, "tools": "off"}}) + "\n" for _ in range(count))
+    return "".join(json.dumps({"slices": {"tools": "off", "length": length}}) + "\n" for _ in range(count))
 
 
 MASKS = [lines("<512"), lines("<2k")]

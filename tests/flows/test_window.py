@@ -20,7 +20,7 @@ from flows.windowed import Opened, in_window
 from running.launch import Order
 from running.snapshot import project_root
 from running.timekeeper import Timekeeper
-from running.walk import Walk
+from running.walk import Step, Walk
 from running.window import CODE, Deadline, Window, WindowClosed, enter, require_open
 from tasks import hidden_states, training
 from tasks.curves import read_curves
@@ -84,13 +84,24 @@ def test_a_closed_window_is_told_or_waited_for() -> None:
     assert enter(None, wait=False) is None
 
 
-def test_a_run_that_only_hits_needs_no_window() -> None:
+def planned(*steps: Step) -> Any:
+    """A walk that has planned steps."""
+    has_work = any(step.status != "hit" for step in steps)
+    stages = {stage.name: stage for stage in (hidden_states.STAGE, training.STAGE)}
+    return SimpleNamespace(has_work=has_work, steps=list(steps), stages=stages)
+
+
+def test_a_plan_needs_an_open_window_that_is_long_enough() -> None:
     start = datetime.now(UTC) + timedelta(hours=1)
     closed = WindowSettings(start=start.strftime("%H:%M"), end=(start + timedelta(hours=1)).strftime("%H:%M"))
-    require_open(closed, has_work=False)
-    require_open(closed.model_copy(update={"wait": True}), has_work=True)
+    waiting = closed.model_copy(update={"wait": True})
+    require_open(closed, planned(Step("training", "", "hit")))
+    require_open(WindowSettings(), planned(Step("training", "", "run")))
+    require_open(waiting, planned(Step("hidden_states", "a", "run", estimate=3599), Step("training", "", "run", estimate=9e9)))
     with pytest.raises(WindowClosed):
-        require_open(closed, has_work=True)
+        require_open(closed, planned(Step("training", "", "run")))
+    with pytest.raises(UserError, match="hidden states a takes about 61 min and window.start to window.end is 60 min"):
+        require_open(waiting, planned(Step("hidden_states", "a", "may run", estimate=3660)))
 
 
 class Measured(Walk):
@@ -129,9 +140,10 @@ def test_no_shard_starts_that_cannot_finish(caplog: pytest.LogCaptureFixture) ->
 
 def test_what_resumes_may_start_whatever_it_takes() -> None:
     long = Order(Node(training.STAGE, "", {}, {}, tokens=1), "", {}, Path("/nowhere"), -1)
-    Timekeeper(Measured(), ends_in(0.9, grace=0.1)).require([long])
-    with pytest.raises(WindowClosed):
-        Timekeeper(Measured(), ends_in(0.9, grace=1.0)).require([long])
+    short = datetime.now(UTC) + timedelta(seconds=2.9)
+    Timekeeper(Measured(), Deadline(short, 0.1, length=0.5)).require([long])
+    with pytest.raises(WindowClosed, match="would start too late"):
+        Timekeeper(Measured(), Deadline(short, 1.0, length=0.5)).require([long])
 
 
 def test_settings_of_a_window_are_in_no_closure() -> None:
@@ -140,7 +152,9 @@ def test_settings_of_a_window_are_in_no_closure() -> None:
         assert "tasks.operation_settings" not in reached and not any(name.startswith("running") for name in reached)
 
 
-AFTER = 'for d in state/devices/*; do flock -n "$d" true || echo "$d"; done >> after.txt; echo free >> after.txt'
+AFTER = (
+    'for d in state/devices/*; do [ ! -e "$d" ] || flock -n "$d" true || echo "$d"; done >> after.txt; echo free >> after.txt'
+)
 
 
 def hold(project: Project, what: str) -> Path:
@@ -249,5 +263,5 @@ def test_a_window_that_closes_is_no_failure(tmp_path: Path) -> None:
     def work(opened: Opened) -> dict[str, Any]:
         raise WindowClosed("it is over")
 
-    ended = in_window(WindowSettings(), True, tmp_path / "said", work)
+    ended = in_window(WindowSettings(), planned(Step("training", "", "run")), tmp_path / "said", work)
     assert (ended.name, ended.message) == ("Window closed", "it is over") and ended.is_completed()
