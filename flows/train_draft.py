@@ -81,7 +81,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
     judging = acceptance.nodes(settings, shards, states, checked, draft, target, verifier.decodes(target))
     *judged, exported = run.map([*judging, export.node(settings, draft, target)])
-    engines = run.map(engine_acceptance.nodes(settings, exported, target))
+    engines = run.map(engine_acceptance.nodes(settings, [exported], target))
     gate_engine(settings, judged, engines)
     for final in (*judged, exported):
         if final.outputs is not None:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class Unusable(Exception):
@@ -75,5 +75,5 @@ def _answer(found: dict[str, Any], choice: dict[str, Any], text: str, reasoning:
     return Answer(text, reasoning, finish, prompt_ids, ids, counted if isinstance(counted, int) else 0)
 
 
-def _are_ids(ids: Any) -> bool:
+def _are_ids(ids: Any) -> TypeGuard[list[int]]:
     return isinstance(ids, list) and bool(ids) and all(type(one) is int and one >= 0 for one in ids)

@@ -12,7 +12,8 @@ import httpx
 from kimi_adapters.engine_answers import Answer, Unusable, read_chat, read_completion
 from kimi_adapters.engine_requests import EndpointFailed, NoRoute, RequestFailed, Requests, json_of
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Fits = Callable[[Answer], bool]
 
 

@@ -46,9 +46,9 @@ class Counters:
             ) from None
         if _GENERATED not in counts:
             raise UserError("the endpoint's /metrics are not those of vLLM: acceptance in an engine reads vLLM's counters")
-        whole = [round(counts.get(name, 0.0)) for name in (_DRAFTS, _DRAFTED, _ACCEPTED)]
+        drafts, drafted, accepted = (round(counts.get(name, 0.0)) for name in (_DRAFTS, _DRAFTED, _ACCEPTED))
         by_position = tuple(round(positions[place]) for place in sorted(positions))
-        return cls(*whole, by_position, round(counts[_GENERATED]))
+        return cls(drafts, drafted, accepted, by_position, round(counts[_GENERATED]))
 
     @property
     def speculates(self) -> bool:

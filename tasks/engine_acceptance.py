@@ -41,11 +41,14 @@ def check(settings: Settings) -> None:
         engine_version(settings, "")
 
 
-def nodes(settings: Settings, exported: Made, verifier: Verifier) -> list[Node]:
-    """The one node, where an engine is named. Its version is asked for once the draft is known."""
+def nodes(settings: Settings, exports: list[Made], verifier: Verifier) -> list[Node]:
+    """The one node, where an engine is named, for the export that vLLM loads. Its version is asked for once that is known."""
     chosen = settings.acceptance
     if chosen.engine == "none":
         return []
+    exported = next((one for one in exports if one.node.settings["engine"] == "vllm"), None)
+    if exported is None:
+        raise UserError("acceptance.engine judges the draft in vLLM, and it is exported for another engine: add vllm")
     assert chosen.prompts is not None
     count = min(chosen.max_prompts, settings.limit or chosen.max_prompts)
     rows = read_prompts(chosen.prompts, count)

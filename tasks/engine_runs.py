@@ -48,8 +48,8 @@ def answer_all(
     answers: dict[int, Answer] = {}
 
     def ask(number: int) -> Answer:
-        asked = {"max_tokens": max_new_tokens, "temperature": temperature, "seed": seed + number}
-        return client.chat(rows[number]["messages"], **asked)
+        messages = rows[number]["messages"]
+        return client.chat(messages, max_tokens=max_new_tokens, temperature=temperature, seed=seed + number)
 
     began = time.monotonic()
     for number, found in client.each(ask, range(len(rows))):

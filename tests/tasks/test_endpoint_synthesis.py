@@ -2,30 +2,23 @@
 
 import json
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from artifacts.key import node_parts
-from artifacts.manifest import canonical_json, digest_bytes
 from artifacts.stage import Input
-from artifacts.store import Store
 from errors import UserError
 from kimi_adapters.engine_requests import EndpointFailed
-from running.job import Job, read_outputs
 from tasks import endpoint_synthesis
 from tasks.chunk_answers import CUT
-from tasks.formats import CONVERSATIONS, REJECTS
+from tasks.formats import REJECTS
 from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.engine_endpoint import FORMAT, MODEL, Endpoint, Engine, serving
 from tests.projects import free_port
-
-QUESTIONS = ("Tell me about owls.", "What is 2+2?", "Tell me about moss.", "Hi!")  # the second and the last end by themselves
-ROWS = [{"id": f"p{n}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(QUESTIONS)]
-TOKENS = 12
+from tests.tasks.endpoint_chunk import ROWS, TOKENS, Chunk
 
 
 @pytest.fixture(scope="module")
@@ -40,49 +33,6 @@ def expected(engine: Engine) -> list[list[int]]:
     answers = engine.know([engine.prompt(row["messages"]) for row in ROWS], TOKENS)
     assert len({tuple(ids) for ids in answers}) == len(ROWS)
     return answers
-
-
-@dataclass
-class Chunk:
-    """One chunk's folder, and what its jobs sent."""
-
-    folder: Path
-    verifier: Path
-    rows: list[dict[str, Any]] = field(default_factory=lambda: ROWS)
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    def answered(self, endpoint: Endpoint, **told: Any) -> list[dict[str, Any]]:
-        """Do the chunk by the stage itself; the lines of the artifact."""
-        self.folder.mkdir(exist_ok=True)
-        path = self.folder / "prompts.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        knobs = {"url": endpoint.url, "api_key_env": None, "concurrency": 2, "timeout": 20.0, "attempts": 4, "backoff": 0.01}
-        job = Job(
-            key="k",
-            label="the test's chunk",
-            settings={"model": MODEL, "max_new_tokens": TOKENS, "temperature": 0.0, "seed": 0, "chat_format": FORMAT},
-            knobs={"start": 0, "stop": len(self.rows), "endpoint": {**knobs, "max_errors": 0.0, **told}},
-            paths={"prompts": path, "tokenizer": self.verifier},
-            digests={"prompts": digest_bytes(canonical_json(self.rows)), "tokenizer": "00"},
-            scratch=self.folder,
-            device="cpu",
-            threads=1,
-            workspace=self.folder,
-            send=self.events.append,
-        )
-        job.settings["model"] = told.get("model", MODEL)
-        endpoint_synthesis.compute([job])
-        return [json.loads(line) for line in self.output(CONVERSATIONS).read_text().splitlines()]
-
-    def output(self, name: str) -> Path:
-        """A file of the artifact."""
-        store, sealed = Store(self.folder / "store"), read_outputs(self.events[-1])["conversations"]
-        return store.open(store.commit(sealed).digest) / name
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the artifact says of itself."""
-        return dict(read_outputs(self.events[-1])["conversations"].ref.facts)
 
 
 @pytest.fixture

@@ -25,9 +25,8 @@ from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.engine_endpoint import FORMAT, MODEL, Endpoint, Engine, serving
 
-ROWS = [
-    {"id": f"p{n}", "messages": [{"role": "user", "content": f"Tell me about {t}."}]} for n, t in enumerate(("owls", "ink"))
-]
+QUESTIONS = ("Tell me about owls.", "Tell me about ink.")
+ROWS: list[dict[str, Any]] = [{"id": f"p{n}", "messages": [{"role": "user", "content": q}]} for n, q in enumerate(QUESTIONS)]
 TOKENS, K = 9, 3
 
 
@@ -167,7 +166,7 @@ def settings(tmp_path: Path, **sections: Any) -> Settings:
 
 ROLES = dict.fromkeys(("embed", "layer", "norm", "lm_head", "numbers", "tokenizer"), "aa")
 TARGET = Verifier("v", {"roles": ROLES}, "", Input("bb"), FORMAT)
-EXPORTED = Made(Node(export.STAGE, "", {}, {}), {"export": Ref(kind="export", digest="ee", facts={})})
+EXPORTED = Made(Node(export.STAGE, "", {"engine": "vllm"}, {}), {"export": Ref(kind="export", digest="ee", facts={})})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ EXPORTED = Made(Node(export.STAGE, "", {}, {}), {"export": Ref(kind="export", di
 )
 def test_what_is_in_the_key(tmp_path: Path, told: dict[str, Any], same: bool) -> None:
     keys = [
-        node_parts(engine_acceptance.nodes(chosen, EXPORTED, TARGET)[0])
+        node_parts(engine_acceptance.nodes(chosen, [EXPORTED], TARGET)[0])
         for chosen in (settings(tmp_path), settings(tmp_path, **told))
     ]
     assert (keys[0] == keys[1]) is same
@@ -192,11 +191,13 @@ def test_what_is_in_the_key(tmp_path: Path, told: dict[str, Any], same: bool) ->
 
 def test_without_a_draft_nothing_is_asked_and_without_an_engine_there_is_no_node(tmp_path: Path) -> None:
     running = settings(tmp_path, acceptance={"engine": "endpoint"}, endpoint={"url": "http://127.0.0.1:1/v1"})
-    (node,) = engine_acceptance.nodes(running, Made(EXPORTED.node, None), TARGET)
+    (node,) = engine_acceptance.nodes(running, [Made(EXPORTED.node, None)], TARGET)
     assert isinstance(node.inputs["export"], Pending)
     with pytest.raises(UserError, match="nothing answers at the endpoint http://127.0.0.1:1 after one try"):
-        engine_acceptance.nodes(running, EXPORTED, TARGET)
-    assert engine_acceptance.nodes(Settings(), EXPORTED, TARGET) == []
+        engine_acceptance.nodes(running, [EXPORTED], TARGET)
+    assert engine_acceptance.nodes(Settings(), [EXPORTED], TARGET) == []
+    with pytest.raises(UserError, match="exported for another engine"):
+        engine_acceptance.nodes(running, [], TARGET)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Prompts answered by an endpoint, in a real run: in a child that may open what it declares, under a key without an address."""
+
+import json
+from pathlib import Path
+
+from tasks.formats import CONVERSATIONS
+from tests.engine_endpoint import MODEL, Endpoint, Engine, serving
+from tests.projects import Project
+
+SECRET = "sk-Quetzal-7"
+
+
+def test_answers_come_from_the_endpoint_and_are_hit_whatever_its_address(fresh: Project, cut_verifier: Path) -> None:
+    """The run is stopped by a gate as soon as the corpus is there: the rest is other tests' matter."""
+    chosen = ["data.prompts=[prompts.jsonl]", "synthesis.source=endpoint", "synthesis.prompts_per_task=1"]
+    chosen += [f"endpoint.model={MODEL}", "synthesis.max_new_tokens=6"]
+    arguments = [word for one in chosen for word in ("--set", one)]
+    engine = Engine(cut_verifier)
+    fresh.environment["ENDPOINT_KEY"] = SECRET
+    with serving(Endpoint(engine, key=SECRET)) as endpoint:
+        at = ["--set", f"endpoint.url={endpoint.url}", "--set", "endpoint.api_key_env=ENDPOINT_KEY"]
+        at += ["--set", "gates.max_rejected=0"]
+        done = fresh.eyas("run", str(fresh.settings), *arguments, *at)
+    assert done.returncode == 2 and "gates.max_rejected" in done.stderr, done.stderr[-3000:]
+    assert len(endpoint.asked) == 2 and len(fresh.records("endpoint_synthesis")) == 2
+    blob = fresh.blob_of("endpoint_synthesis", "conversations", "chunk 2/2")
+    row = json.loads((blob / CONVERSATIONS).read_text())
+    assert row["answer_ids"] == engine.answer(row["prompt_ids"], 6, 0.0, 0)[0]
+    written = [path for path in fresh.folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert not written and SECRET not in done.stdout + done.stderr
+    del fresh.environment["ENDPOINT_KEY"]
+    nodes = fresh.nodes("plan", *arguments, "--set", "endpoint.url=http://127.0.0.1:1/v1", "--set", "endpoint.concurrency=3")
+    assert [node["status"] for node in nodes if node["stage"] == "endpoint_synthesis"] == ["hit", "hit"]
