@@ -97,9 +97,10 @@ async def _until_right(client: Any, source: Source, number: int, ids: list[int],
             await asyncio.sleep(min(_LONGEST_WAIT, source.backoff * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.5))
         path, reason = await _ask(client, source, ids)
         if path is not None:
-            reason = await asyncio.to_thread(fault_of, path, ids, shape) or ""
-            if not reason:
+            fault = await asyncio.to_thread(fault_of, path, ids, shape)
+            if fault is None:
                 return path
+            reason = fault
             remove([path])
     raise SampleFailed(f"sample {number} got no states from the engine in {source.attempts} tries: {reason}")
 

@@ -48,7 +48,8 @@ class StatesEndpoint:
 
     def streams(self, ids: list[int]) -> list[Tensor]:
         """What enters each layer, then what leaves the last."""
-        count, found = self.checkpoint.config.num_layers, {}
+        count = self.checkpoint.config.num_layers
+        found: dict[str, list[Tensor]] = {}
 
         def sink(shard: int, name: str, chunk: Tensor) -> None:
             found.setdefault(name, []).append(chunk.clone())
@@ -67,7 +68,7 @@ class StatesEndpoint:
         with self.lock:
             self.asked += 1
             fault, name = self.fault(self.asked), f"cmpl-{self.asked}"
-            ids, generated = list(body["prompt"]), []
+            ids, generated = list(body["prompt"]), list[int]()
             while len(generated) < body["max_tokens"]:
                 streams = self.streams([*ids, *generated])
                 logits = self.normed(streams[-1][-1:]) @ self.head.T

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path
     inputs = {"ids": shard.ids, "verifier": served.verifier, "head": served.verifier, "reference": tmp_path}
     settings = {"engine": "vllm", "version": VERSION, "layer_ids": LAYERS}
     settings |= {"state_dtype": "float32", "compute_dtype": "float32"}
-    knobs = {"url": served.url, "model": served.verifier.name, "api_key_env": None}
+    knobs: dict[str, Any] = {"url": served.url, "model": served.verifier.name, "api_key_env": None}
     knobs |= {"timeout": 300.0, "attempts": 2, "backoff": 0.5, "concurrency": 4}
     (made,) = bench.jobs(engine_states.compute_shards, settings, [{**inputs, "folder": served.folder}], **knobs)
     drawn = TensorFile(bench.store.folder(made["states"]) / STATES)
