@@ -74,7 +74,7 @@ def _land(folder: Path, name: str, *parts: tuple[range, int]) -> None:
                     {"role": "user", "content": f"{TEXT[language]} {name} {part} {number}"},
                     {"role": "assistant", "content": TEXT[language]},
                 ]
-                ids = {"prompt_token_ids": [1, language[0]], "token_ids": list(language[1:])}
+                ids = {"prompt_token_ids": [1, 5000 + number, language[0]], "token_ids": list(language[1:])}
                 file.write(json.dumps({"id": f"{name} {part} {number}", "messages": turns, **ids}) + "\n")
 
 
