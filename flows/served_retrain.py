@@ -71,7 +71,8 @@ def _retrained(settings: Settings, again: bool) -> tuple[Outcome, dict[str, Any]
             outcome = retrain(settings, executor, run.host, again, run.walk.code, before)
         result = publish(settings, run.host, run.walk, outcome.made, run.folder) if outcome.made else {"nodes": []}
         text = decision_report(run.host.store, outcome)
-        (run.folder / "decision.md").write_text(text)
+        if outcome.made:
+            (Path(result["report"]).parent / "decision.md").write_text(text)
         create_markdown_artifact(key="promotion", markdown=text, description="Whether the draft became champion, and why")
     return replace(outcome, made=None), result
 
@@ -91,8 +92,8 @@ def _approved(settings: Settings, host: Host, outcome: Outcome) -> Outcome:
     assert outcome.candidate is not None
     form = Approval.with_initial_data(description=outcome.sentence, promote=False, because="")
     given = suspend_flow_run(wait_for_input=form, key=f"promote-{outcome.candidate}")
-    if not given.promote:
-        return replace(
-            outcome, verdict="refused", because=[f"a person kept the champion ({given.because or 'no reason given'})"]
-        )
-    return promote(Championship.of(settings, host), outcome, f", approved: {given.because or 'no reason given'}")
+    throne, because = Championship.of(settings, host), given.because or "no reason given"
+    if given.promote:
+        return promote(throne, outcome, f", approved: {because}")
+    throne.decline(outcome.candidate, because)
+    return replace(outcome, verdict="refused", because=[f"a person kept the champion: {because}"])
