@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from typing import Any
+from typing import Any, cast
 
 from artifacts.lineage import Lineage
 from errors import UserError
@@ -24,7 +24,7 @@ def retrain(settings: Any, parsed: Namespace) -> int:
         from flows.served_retrain import retrain_flow
 
         with telling_no_server():
-            result = retrain_flow(settings, again=parsed.again)  # type: ignore[assignment] - the flow's state gives its data
+            result = cast(dict[str, Any], retrain_flow(settings, again=parsed.again))  # a state that is returned gives its data
     if parsed.json:
         print(json.dumps(result, indent=1))
         return 0

@@ -22,7 +22,7 @@ from tests.inprocess import InProcess
 WIDTH, LAYERS = 64, 4
 LATIN, GREEK, FLOOD = range(1000, 1031), range(2000, 2011), range(3000, 3081)  # token ids, each followed by the next
 TEXT = {LATIN: "what people say of", GREEK: "τι λένε για", FLOOD: "what people say of"}
-SIZES = {
+SIZES: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": WIDTH,
     "intermediate_size": 2 * WIDTH,
