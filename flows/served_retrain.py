@@ -46,9 +46,8 @@ def retrain_flow(settings: Settings, again: bool = False, landed: str = "") -> S
     if landed:
         _require_read(settings, Path(landed))
     host = open_host(settings)
-    resumed = int(runtime.flow_run.run_count or 0) > 1
-    idle = None if again or resumed else nothing_new(settings, host)
-    outcome, result = (idle, dict[str, Any](nodes=[])) if idle else _retrained(settings, again or resumed)
+    idle = None if again else nothing_new(settings, host)
+    outcome, result = (idle, dict[str, Any](nodes=[])) if idle else _retrained(settings, again)
     if outcome.verdict == "waits" and runtime.deployment.id:
         outcome = _approved(settings, host, outcome)
     log.info("%s", outcome.sentence)
