@@ -89,7 +89,7 @@ def _approved(settings: Settings, host: Host, outcome: Outcome) -> Outcome:
     The question is bound to the candidate, so that an answer cannot promote a draft that it was not about.
     """
     assert outcome.candidate is not None
-    form = Approval.with_initial_data(description=outcome.sentence, promote=False, because="")
+    form = Approval.with_initial_data(description=outcome.sentence)
     given = suspend_flow_run(wait_for_input=form, key=f"promote-{outcome.candidate}")
     throne, because = Championship.of(settings, host), given.because or "no reason given"
     if given.promote:
