@@ -49,9 +49,8 @@ def retrain_flow(settings: Settings, again: bool = False, landed: str = "") -> S
     if landed:
         _require_read(settings, Path(landed))
     host = open_host(settings)
-    resumed = int(runtime.flow_run.run_count or 0) > 1
-    idle = None if again or resumed else nothing_new(settings, host)
-    ended = (idle, dict[str, Any](nodes=[])) if idle else _retrained(settings, again or resumed)
+    idle = None if again else nothing_new(settings, host)
+    ended = (idle, dict[str, Any](nodes=[])) if idle else _retrained(settings, again)
     if isinstance(ended, State):
         return ended
     outcome, result = ended
@@ -81,7 +80,8 @@ def _retrained(settings: Settings, again: bool) -> tuple[Outcome, dict[str, Any]
                 outcome = retrain(settings, executor, run.host, again, run.snapshot, before)
             result = publish(run, walk, outcome.made) if outcome.made else {"nodes": []}
         text = decision_report(run.host.store, outcome)
-        (run.folder / "decision.md").write_text(text)
+        if outcome.made:
+            (Path(result["report"]).parent / "decision.md").write_text(text)
         create_markdown_artifact(key="promotion", markdown=text, description="Whether the draft became champion, and why")
         return replace(outcome, made=None), result
 
@@ -102,10 +102,10 @@ def _approved(settings: Settings, host: Host, outcome: Outcome) -> Outcome:
     The question is bound to the candidate, so that an answer cannot promote a draft that it was not about.
     """
     assert outcome.candidate is not None
-    form = Approval.with_initial_data(description=outcome.sentence, promote=False, because="")
+    form = Approval.with_initial_data(description=outcome.sentence)
     given = suspend_flow_run(wait_for_input=form, key=f"promote-{outcome.candidate}")
-    if not given.promote:
-        return replace(
-            outcome, verdict="refused", because=[f"a person kept the champion ({given.because or 'no reason given'})"]
-        )
-    return promote(Championship.of(settings, host), outcome, f", approved: {given.because or 'no reason given'}")
+    throne, because = Championship.of(settings, host), given.because or "no reason given"
+    if given.promote:
+        return promote(throne, outcome, f", approved: {because}")
+    throne.decline(outcome.candidate, because)
+    return replace(outcome, verdict="refused", because=[f"a person kept the champion: {because}"])

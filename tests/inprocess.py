@@ -30,7 +30,7 @@ class InProcess:
         made = []
         for decision in self.walk.decide(nodes):
             self.walk.steps.append(decision.step)
-            record = decision.record or self._do(decision)
+            record = decision.record or self.walk.records.get(decision.node.stage.name, decision.key) or self._do(decision)
             decision.step.digest = next(iter(record.outputs.values())).digest
             made.append(Made(decision.node, record.outputs))
         return made

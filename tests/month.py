@@ -22,7 +22,7 @@ from tests.inprocess import InProcess
 WIDTH, LAYERS = 64, 4
 LATIN, GREEK, FLOOD = range(1000, 1031), range(2000, 2011), range(3000, 3081)  # token ids, each followed by the next
 TEXT = {LATIN: "what people say of", GREEK: "τι λένε για", FLOOD: "what people say of"}
-SIZES = {
+SIZES: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": WIDTH,
     "intermediate_size": 2 * WIDTH,
@@ -74,7 +74,7 @@ def _land(folder: Path, name: str, *parts: tuple[range, int]) -> None:
                     {"role": "user", "content": f"{TEXT[language]} {name} {part} {number}"},
                     {"role": "assistant", "content": TEXT[language]},
                 ]
-                ids = {"prompt_token_ids": [1, language[0]], "token_ids": list(language[1:])}
+                ids = {"prompt_token_ids": [1, 5000 + number, language[0]], "token_ids": list(language[1:])}
                 file.write(json.dumps({"id": f"{name} {part} {number}", "messages": turns, **ids}) + "\n")
 
 

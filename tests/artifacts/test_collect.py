@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.collect import collect, collection, live
+from artifacts.collect import collect, collection, live, served
 from artifacts.lineage import Lineage
 from artifacts.records import Records
 from artifacts.runs import Runs
@@ -35,6 +35,16 @@ def test_an_alias_keeps_its_draft_and_the_answers_it_came_from(tmp_path: Path) -
     made = make_pipeline(tmp_path)
     draft = made.refs["training first draft"]
     assert kept(made, [draft.digest], 3) == of(made, "draft", "conversations")
+
+
+def test_the_export_of_what_an_alias_names_stays(tmp_path: Path) -> None:
+    """An engine may serve it from the store."""
+    made = make_pipeline(tmp_path)
+    add_shard(made, "b", "/data/b.jsonl", [[("b0", "1"), ("b1", "2")]])
+    add_training(made, "second", ["b"])
+    named = served(Lineage.of(made.records), [made.refs["training first draft"].digest])
+    exports = {name for name in of(made, "export") if made.refs[name].digest in named}
+    assert exports == {"export first export"}
 
 
 def test_recent_runs_keep_all_that_they_used(tmp_path: Path) -> None:

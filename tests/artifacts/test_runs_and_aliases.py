@@ -62,6 +62,15 @@ def test_an_alias_moves_only_from_where_it_is_believed_to_stand(tmp_path: Path) 
     assert aliases.all() == [moved]
 
 
+def test_an_alias_knows_what_it_named_before(tmp_path: Path) -> None:
+    """What was taken back is not gone back to."""
+    aliases, before = Aliases(tmp_path), []
+    for number, digest in enumerate(("d1", "d2", "d3", "d2", "d4", "d2", "d1")):
+        now = aliases.get(VERIFIER, "champion")
+        before.append(aliases.move(VERIFIER, "champion", digest, now, str(number)).before)
+    assert before == [None, "d1", "d2", "d1", "d2", "d1", None]
+
+
 def test_of_many_that_move_an_alias_at_once_one_wins(tmp_path: Path) -> None:
     Aliases(tmp_path).move(VERIFIER, "champion", "d0", None, "")
     won, barrier = [], threading.Barrier(8)

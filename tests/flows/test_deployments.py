@@ -115,7 +115,7 @@ def test_a_schedule_starts_a_retraining(served: Served) -> None:
     (weekly,) = deployment["schedules"]
     assert weekly["schedule"]["cron"] == "0 3 * * 0" and weekly["active"]
     soon = (datetime.now(UTC) + timedelta(seconds=10)).isoformat()
-    schedule = {"schedule": {"interval": 86400, "anchor_date": soon}, "active": True}
+    schedule = {"schedule": {"interval": 60, "anchor_date": soon}, "active": True}
     served.ask(f"deployments/{deployment['id']}/schedules/{weekly['id']}", schedule, "PATCH")
     started = served.ended("retrain-weekly")
     assert started["auto_scheduled"] and started["state"]["type"] == "COMPLETED", started["state"]
