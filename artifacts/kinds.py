@@ -105,7 +105,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "lossless": _INT,
         "replay_length": _FLOAT,
     },
-    "export": {"engine": _STR, "dtype": _STR, "parameters": _INT, "reload_checked": _INT},
+    "export": {"engine": _STR, "dtype": _STR, "parameters": _INT, "reload_checked": _INT, "served": _STR},
 }
 
 

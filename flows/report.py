@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.store import Store
+from flows.report_compared import compared_section
 from flows.report_data import data_sections, facts_ref, validation_plots
 from flows.report_training import draw_curves, training_section
 from flows.train_draft import DraftRun
@@ -23,7 +24,8 @@ def write_report(settings: Settings, store: Store, steps: list[Step], made: Draf
     folder.mkdir(parents=True)
     curves = draw_curves(store, made, folder, state / "plots")
     plots = [plot_of(store, made), *validation_plots(store, made.checked)]
-    sections = [acceptance(made), f"![accepted by position]({PLOT})", training_section(made, curves)]
+    sections = [acceptance(made), f"![accepted by position]({PLOT})", *compared_section(store, made)]
+    sections.append(training_section(made, curves))
     sections.append(data_sections(settings, store, made))
     sections += [f"## What ran\n\n{markdown_table(STAGE_HEADER, stage_rows(steps))}", lineage(store, made)]
     text = f"# Draft `{settings.name}` for {made.verifier.name}\n\n" + "\n\n".join(sections) + "\n"
@@ -61,11 +63,12 @@ def lineage(store: Store, made: DraftRun) -> str:
     outputs = {
         "vocabulary": facts_ref(made.vocabulary, "vocabulary"),
         "draft": facts_ref(made.training, "draft"),
-        "checkpoint": facts_ref(made.export, "export"),
+        **{f"checkpoint for {one.node.name}": facts_ref(one, "export") for one in made.exports},
     }
     rows = [[name, f"`{ref.digest}`", ", ".join(_plain(ref.facts))] for name, ref in outputs.items()]
-    where = store.folder(outputs["checkpoint"].digest)
-    return f"## Artifacts\n\n{markdown_table(['artifact', 'digest', 'facts'], rows)}\n\nThe checkpoint lies in `{where}`."
+    places = [f"`{store.folder(facts_ref(one, 'export').digest)}` ({one.node.name})" for one in made.exports]
+    where = f"The checkpoint lies in {' and '.join(places)}."
+    return f"## Artifacts\n\n{markdown_table(['artifact', 'digest', 'facts'], rows)}\n\n{where}"
 
 
 def _plain(facts: dict[str, Any]) -> list[str]:

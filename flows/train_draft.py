@@ -9,6 +9,7 @@ from flows.gates import gate_coverage, gate_faults, gate_lost, gate_quarantine, 
 from running.walk import Executor
 from tasks import (
     acceptance,
+    comparison,
     corpus,
     export,
     hidden_states,
@@ -35,8 +36,14 @@ class DraftRun:
     vocabulary: Made
     training: Made
     judged: list[Made]
-    export: Made
+    exports: list[Made]
     legacy: list[Made] = field(default_factory=list)
+    compared: list[Made] = field(default_factory=list)
+
+    @property
+    def export(self) -> Made:
+        """The checkpoint for the engine that is named first."""
+        return self.exports[0]
 
 
 def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callable[[str], list[str]]) -> DraftRun:
@@ -54,6 +61,8 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     vocabulary.check(settings, target)
     layer_ids = hidden_states.layer_ids(settings, target)
     parent = parents.find(settings, target, layer_ids, memo)
+    export.check(settings, target, layer_ids)
+    comparison.check(settings, target, layer_ids, decodes=settings.acceptance.prompts is not None)
     answered = run.map(synthesis.nodes(settings, target))
     sources = [*files, *corpus.synthesized(answered)]
     corpora = run.map(corpus.nodes(settings, sources, target, forgotten))
@@ -71,13 +80,14 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo, parent))
-    *judged, exported = run.map(
-        [*acceptance.nodes(settings, shards, states, checked, draft, target), export.node(settings, draft, target)]
-    )
-    for final in (*judged, exported):
+    judging = acceptance.nodes(settings, shards, states, checked, draft, target)
+    judged = run.map(judging)
+    compared = run.map(comparison.nodes(settings, judging, target, memo))
+    exported = run.map(export.nodes(settings, draft, judged, target))
+    for final in (*judged, *compared, *exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, compared)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:

@@ -8,21 +8,68 @@ SGLang 0.5.23 (srt/models/llama_eagle3.py, deepseek_v2.py, speculative/).
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from errors import UserError
-from kimi_adapters.config_fields import Fields, TextConfig, rope_fields
-from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.layer_ids import default_layer_ids
+from kimi_adapters.config_fields import Fields, rope_fields
+from kimi_adapters.deepseek_config import FAMILY as DEEPSEEK
+from kimi_adapters.layer_ids import check_layer_ids, default_layer_ids
 
 FLAT_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
 LAYER_TYPES = ("llama", "qwen3")
+_ONLY = {"llama": {"mlp_bias": False}, "qwen3": {"use_sliding_window": False}}  # what one type has and the other has not
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+INDEX = "model.safetensors.index.json"
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def read_published_config(folder: Path, verifier: TextConfig | None = None) -> dict[str, Any]:
+class Sizes(Protocol):
+    """What a draft must agree with of its verifier; a TextConfig has it."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class VerifierSizes:
+    """`Sizes` where there is no configuration at hand."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+
+
+def published_files(folder: Path) -> list[Path]:
+    """All that is read of a published draft: config.json, the index, and the files that it names, else *.safetensors.
+
+    UserError: no safetensors there, or a malformed index.
+    """
+    index = folder / INDEX
+    try:
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.exists() else ()
+        weights = sorted(folder / name for name in named) or sorted(folder.glob("*.safetensors"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is not a safetensors index; restore it.") from error
+    absent = [path.name for path in weights if not path.exists()]
+    if absent:
+        raise UserError(f"{folder} lacks {absent[0]}, which {INDEX} names; complete it.")
+    if not weights:
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        beside = f" ({pickled[0]} is a pickle, which is not read)" if pickled else ""
+        raise UserError(f"{folder} has no safetensors files{beside}; give a draft's directory with its weights in safetensors.")
+    return [folder / "config.json", *([index] if index.exists() else []), *weights]
+
+
+def read_published_config(folder: Path, verifier: Sizes | None = None) -> dict[str, Any]:
     """config.json of `folder` in our form. Without ids in it, the list of ids is the engines' default for `verifier`, and
     empty where none is given.
 
@@ -70,7 +117,7 @@ def _flat_kind(fields: Fields) -> str:
     return "qwen3" if "Qwen3" in named[0] else "llama"
 
 
-def _ours(fields: Fields, shape: dict[str, Any], verifier: TextConfig | None) -> dict[str, Any]:
+def _ours(fields: Fields, shape: dict[str, Any], verifier: Sizes | None) -> dict[str, Any]:
     eagle = fields.inside("eagle_config")
     if eagle.values.get("use_aux_hidden_state", True) is not True:
         raise UserError(f"{fields.where} takes no auxiliary hidden states (EAGLE-1); give an EAGLE-3 draft.")
@@ -111,6 +158,7 @@ def _layer(layer: Fields, kind: str) -> dict[str, Any]:
     layer.only("mlp_bias", False)
     layer.only("bias", False)
     layer.only("tie_word_embeddings", False)
+    layer.only("use_sliding_window", False)
     if kind not in LAYER_TYPES:
         raise UserError(f"{layer.where} has layers of the type {kind!r}; supported: {', '.join(LAYER_TYPES)}.")
     heads, hidden = layer.take("num_attention_heads", int), layer.take("hidden_size", int)
@@ -135,7 +183,7 @@ def _layer(layer: Fields, kind: str) -> dict[str, Any]:
         "rms_norm_eps": layer.take("rms_norm_eps", float),
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "mlp_bias": False,
+        **_ONLY[kind],
         "initializer_range": layer.optional("initializer_range", float, 0.02),
         "tie_word_embeddings": False,
         **{name: layer.values.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
@@ -152,7 +200,7 @@ def _rope(layer: Fields) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": rope.optional("rope_theta", float, 10000.0), **(kept if kind != "default" else {})}
 
 
-def _layer_ids(fields: Fields, eagle: Fields, verifier: TextConfig | None) -> list[int]:
+def _layer_ids(fields: Fields, eagle: Fields, verifier: Sizes | None) -> list[int]:
     """The auxiliary ids, each the layer that the state ENTERS.
 
     Under `eagle_config` they are SGLang's, by the layer a state leaves. SGLang itself reads them so for every verifier
@@ -163,16 +211,21 @@ def _layer_ids(fields: Fields, eagle: Fields, verifier: TextConfig | None) -> li
     for ids in (own, theirs):
         if ids is not None and not (isinstance(ids, list) and all(type(k) is int for k in ids)):
             raise UserError(f"{fields.where} has {name} = {ids!r}; give a list of whole numbers.")
-    as_it_stands = isinstance(verifier, DeepseekConfig) and bool(theirs) and theirs[0] != 1
-    translated = [k if as_it_stands else k + 1 for k in theirs] if theirs else None
+    translated = _from_sglang(theirs, verifier) if theirs else []
     if own and translated and own != translated:
         raise UserError(
             f"{fields.where} has the auxiliary layers {own}, and under eagle_config {theirs}, which are not the same "
             f"tensors; keep the right one."
         )
-    if own or translated:
-        return list(own or translated or ())
-    return default_layer_ids(verifier.num_layers) if verifier is not None else []
+    found = own or translated
+    if verifier is None:
+        return list(found)
+    return check_layer_ids(found, verifier.num_layers) if found else default_layer_ids(verifier.num_layers)
+
+
+def _from_sglang(ids: list[int], verifier: Sizes | None) -> list[int]:
+    as_they_stand = verifier is not None and verifier.family == DEEPSEEK and ids[0] != 1
+    return [k if as_they_stand else k + 1 for k in ids]
 
 
 def _proposals(fields: Fields) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """A draft as others publish it, read into our configuration and tensor names; nothing of it is run or unpickled."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,11 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from kimi_adapters.config_fields import TextConfig
 from kimi_adapters.draft_vocabulary import DraftVocabulary
-from kimi_adapters.published_config import read_published_config
+from kimi_adapters.published_config import Sizes, published_files, read_published_config
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.torch_file import read_tensors
 
-INDEX = "model.safetensors.index.json"
 MAPS = ("d2t", "t2d")
 # The engines take these two from the verifier where a draft comes without; the head only for the whole vocabulary.
 FROM_VERIFIER = ("embed_tokens.weight", "lm_head.weight")
@@ -39,7 +36,7 @@ class PublishedDraft:
     vocabulary: DraftVocabulary | None
 
 
-def read_published(folder: Path, verifier: TextConfig | None = None) -> PublishedDraft:
+def read_published(folder: Path, verifier: Sizes | None = None) -> PublishedDraft:
     """The draft in `folder`: speculators' format, or the flat one of EAGLE and SGLang; one safetensors file or several.
 
     With `verifier` the draft is held against it, and ids that the directory leaves out or leaves open are settled.
@@ -92,18 +89,10 @@ def draft_shapes(config: Mapping[str, Any], aux_count: int) -> dict[str, tuple[i
 
 def _read_files(folder: Path) -> dict[str, Tensor]:
     """Every tensor of the directory; the files are those of the index, else all that end in .safetensors."""
-    index = folder / INDEX
-    try:
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.exists() else ()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} is not a safetensors index; restore it.") from error
-    files = sorted(folder / name for name in named) or sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        beside = f" ({pickled[0]} is a pickle, which is not read)" if pickled else ""
-        raise UserError(f"{folder} has no safetensors files{beside}; give a draft's directory with its weights in safetensors.")
     tensors: dict[str, Tensor] = {}
-    for path in files:
+    for path in published_files(folder):
+        if path.suffix != ".safetensors":
+            continue
         with TensorFile(path) as file:
             twice = tensors.keys() & file.entries.keys()
             if twice:

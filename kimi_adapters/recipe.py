@@ -31,7 +31,7 @@ class Recipe:
     every `replay_every_steps` (None: four times in a run; 0: never, the last step's draft is taken) and at the end.
     After `patience` replays without a better one the run ends.
     `layer` qwen3 is a llama layer with an RMSNorm over each head's queries and keys.
-    The four norm flags are speculators' own; SGLang honours none but False.
+    The four norm flags are speculators' own; what an engine makes of them stands in `engine_rules`.
     `train_lm_head` and `train_embeddings` train copies of the verifier's rows that the draft keeps for itself; what it is
     trained against stays the verifier's. Beside the 4 B of a frozen number each takes 12 B (gradient, two moments): for
     Kimi-K2.5 the head's 32,000 x 7,168 rows 2.8 GB, the embeddings' 163,840 x 7,168 14.1 GB, on every device.

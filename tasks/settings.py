@@ -183,13 +183,25 @@ class AcceptanceSettings(Section):
     max_prompts: int = Field(16, gt=0)
     k: int = Field(3, gt=0, description="Tokens drafted a verifier step")
     max_new_tokens: int = Field(64, gt=0)
+    compare: list[str] = Field(
+        [], description="Directories of published drafts, of vLLM's or SGLang's format, judged beside ours"
+    )
 
 
 class ExportSettings(Section):
     """What the checkpoint is for."""
 
-    engine: Literal["vllm"] = Field("vllm", description="vLLM loads the speculators format")
+    engines: list[Literal["vllm", "sglang"]] = Field(
+        ["vllm"], min_length=1, description="Engines that shall load it; each gets a directory of its own format"
+    )
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_engine(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "engine" in values and "engines" not in values:
+            return {"engines": [values["engine"]], **{name: value for name, value in values.items() if name != "engine"}}
+        return values
 
 
 class GateSettings(Section):

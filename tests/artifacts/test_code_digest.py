@@ -118,7 +118,19 @@ def test_a_computed_import_may_be_declared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", ["synthesis", "corpus", "legacy", "hidden_states", "validation", "vocabulary", "training", "acceptance", "export"]
+    "stage",
+    [
+        "synthesis",
+        "corpus",
+        "legacy",
+        "hidden_states",
+        "validation",
+        "vocabulary",
+        "training",
+        "acceptance",
+        "comparison",
+        "export",
+    ],
 )
 def test_stages_do_not_reach_into_one_another(stage: str) -> None:
     """A fix in one stage must not rerun another: extraction does not see masks, acceptance does not see the trainer."""
@@ -133,6 +145,7 @@ def test_stages_do_not_reach_into_one_another(stage: str) -> None:
         "vocabulary",
         "training",
         "acceptance",
+        "comparison",
         "export",
     }
     assert {m.removeprefix("tasks.") for m in modules} & stages == {stage}

@@ -66,7 +66,7 @@ def test_many_hits_of_a_map_are_one_cached_task(fresh: Project, prefect_api: str
     nodes = fresh.nodes("run")
     assert {node["status"] for node in nodes} == {"hit"}
     assert sum(node["stage"] == "hidden_states" for node in nodes) == 60
-    states = wait_for(lambda: (s := task_states(prefect_api)) and "export" in s and s)
+    states = wait_for(lambda: (s := task_states(prefect_api)) and "export · vllm" in s and s)
     assert {state for found in states.values() for state in found} == {"Cached"}
     assert {"hidden states · 60 of 60 hit", "validation · 60 of 60 hit", "validation · report"} <= set(states)
     assert len(states) < 12

@@ -23,7 +23,7 @@ from tests.projects import Project
 TRAINER = ("kimi_adapters/trainer.py", "Progress = Callable", "EDITED = 1\nProgress = Callable")
 CHECK = ("tasks/shard_check.py", "\n\ndef _digests", "\n\nEDITED = 1\n\n\ndef _digests")
 MERGE = ("tasks/validation_merge.py", "\n\ndef merge", "\n\nEDITED = 1\n\n\ndef merge")
-EXPORT = ("tasks/export.py", "\n\ndef card", "\n\nEDITED = 1\n\n\ndef card")
+EXPORT = ("tasks/export.py", "\n\ndef compute", "\n\nEDITED = 1\n\n\ndef compute")
 REPLAY = ("kimi_adapters/replay.py", "\n\ndef walk_shards", "\n\nEDITED = 1\n\n\ndef walk_shards")
 # What makes something read a blob of the kind: an edit of the stage that does.
 READ_AFTER = {

@@ -16,11 +16,12 @@ HIDDEN, HEADS, KEY_HEADS, HEAD, INNER = 32, 8, 4, 16, 48
 def published_tensors(vocabulary: DraftVocabulary = VOCABULARY, layers: int = 1) -> dict[str, Tensor]:
     """A draft's tensors under speculators' names, maps and all."""
     source = generator(11)
-    shapes = {"embed_tokens": (97, HIDDEN), "fc": (HIDDEN, 3 * HIDDEN), "norm": (HIDDEN,), "lm_head": (vocabulary.size, HIDDEN)}
-    shapes["layers.0.hidden_norm"] = (HIDDEN,)
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (97, HIDDEN), "fc": (HIDDEN, 3 * HIDDEN), "norm": (HIDDEN,)}
+    shapes |= {"lm_head": (vocabulary.size, HIDDEN), "layers.0.hidden_norm": (HIDDEN,)}
     for i in range(layers):
         read = 2 * HIDDEN if i == 0 else HIDDEN
-        inside = {"self_attn.q_proj": (HEADS * HEAD, read), "self_attn.k_proj": (KEY_HEADS * HEAD, read)}
+        inside: dict[str, tuple[int, ...]] = {"self_attn.q_proj": (HEADS * HEAD, read)}
+        inside |= {"self_attn.k_proj": (KEY_HEADS * HEAD, read)}
         inside |= {"self_attn.v_proj": (KEY_HEADS * HEAD, read), "self_attn.o_proj": (HIDDEN, HEADS * HEAD)}
         inside |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER)}
         inside |= {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
@@ -54,7 +55,11 @@ def nested_values(**changed: Any) -> dict[str, Any]:
     method = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     verifier = {"name_or_path": "someone/verifier", "architectures": ["LlamaForCausalLM"]}
     how = {"algorithm": "eagle3", "proposal_methods": [method], "default_proposal_method": "greedy", "verifier": verifier}
-    own = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.4.0"}
+    own: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.4.0",
+    }
     own |= {"auto_map": {"": "config.Eagle3"}, "draft_vocab_size": VOCABULARY.size, "norm_before_residual": True}
     ids = {"eagle_aux_hidden_state_layer_ids": LAYER_IDS}
     return {**own, **ids, "speculators_config": how, "transformer_layer_config": layer_values(), **changed}

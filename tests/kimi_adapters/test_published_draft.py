@@ -102,6 +102,21 @@ def test_layer_ids_are_what_the_engine_makes_of_them(
     assert read_published(folder, verifier).config["eagle_aux_hidden_state_layer_ids"] == expected
 
 
+def test_a_layer_of_qwen3_has_norms_over_heads(tmp_path: Path) -> None:
+    norms = {f"layers.0.self_attn.{name}_norm.weight": torch.ones(16) for name in "qk"}
+    flat = flat_values(architectures=["Eagle3Qwen3ForCausalLM"], model_type="qwen3", use_sliding_window=False)
+    nested = nested_values(transformer_layer_config=layer_values(model_type="qwen3"), norm_before_residual=False)
+    drafts = [
+        read_published(write_draft(tmp_path / "flat", flat, flat_names(TENSORS | norms))),
+        read_published(write_draft(tmp_path / "nested", nested, TENSORS | norms)),
+    ]
+    layers = [draft.config["transformer_layer_config"] for draft in drafts]
+    assert layers[0] == layers[1] and layers[0]["model_type"] == "qwen3" and "mlp_bias" not in layers[0]
+    assert all(same_tensors(draft, TENSORS | norms) for draft in drafts)
+    with pytest.raises(UserError, match=r"lacks layers\.0\.self_attn\.k_norm"):
+        read_published(write_draft(tmp_path / "bare", flat, flat_names(TENSORS)))
+
+
 def test_without_ids_and_without_a_verifier_they_stay_open(tmp_path: Path) -> None:
     draft = read_published(write_draft(tmp_path / "d", flat_values(eagle_config=None), flat_names(TENSORS)))
     assert draft.config["eagle_aux_hidden_state_layer_ids"] == []

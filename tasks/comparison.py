@@ -1,0 +1,148 @@
+"""Comparison: published drafts judged as ours is, on the same prompts or held-out samples; a node a directory.
+
+A draft's judgement does not depend on ours, so a retraining finds it made.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from artifacts.manifest import canonical_json, digest_bytes
+from artifacts.stage import Input, Node, Stage
+from errors import UserError
+from running.job import Job
+from tasks.formats import ACCEPTANCE
+from tasks.handles import Verifier
+from tasks.prompts import read_prompts
+from tasks.settings import Settings
+
+STAGE = Stage("comparison", module=__name__, libraries=("torch", "numpy", "tokenizers"), retries=1, device="accelerator")
+_LAYERS = ("llama",)  # those that kimi_adapters.draft_layers computes
+_OURS = ("draft", "start")  # inputs of acceptance that are of our draft
+
+
+def check(settings: Settings, verifier: Verifier, layer_ids: list[int], decodes: bool) -> None:
+    """Refuse a directory that could not be judged: no draft of this verifier, one that does not run here or, where the verifier
+    does not decode, one of other auxiliary layers than are stored."""
+    from kimi_adapters.published_config import VerifierSizes, published_files, read_published_config
+
+    facts = verifier.facts
+    sizes = VerifierSizes(*(facts[name] for name in ("family", "num_layers", "hidden_size", "vocab_size"))) if facts else None
+    for directory in settings.acceptance.compare:
+        published_files(Path(directory))
+        config = read_published_config(Path(directory), sizes)
+        layer, ids = config["transformer_layer_config"], config["eagle_aux_hidden_state_layer_ids"]
+        kind, rope = layer["model_type"], layer["rope_parameters"]["rope_type"]
+        if kind not in _LAYERS or rope != "default":
+            raise UserError(
+                f"acceptance.compare has {directory}, of {kind} layers with the rope {rope}, which does not run here"
+            )
+        missing = sorted(set(ids) - set(layer_ids))
+        if missing and layer_ids and not decodes:
+            raise UserError(
+                f"acceptance.compare has {directory}, which reads the layers {ids}, and hidden states are of {layer_ids}: set "
+                "hidden_states.layer_ids to ids with its own among them, or leave it out"
+            )
+
+
+def nodes(settings: Settings, judging: list[Node], verifier: Verifier, memo: Any) -> list[Node]:
+    """A node a directory: the first of our own draft's judgements, the published draft in its place."""
+    if not settings.acceptance.compare or not judging:
+        return []
+    ours = judging[0]
+    shared = {name: source for name, source in ours.inputs.items() if name not in _OURS}
+    shared.setdefault("verifier", verifier.input("embed", "lm_head", "numbers"))
+    found = []
+    for directory in settings.acceptance.compare:
+        inputs = {"draft": _published(Path(directory).absolute(), memo), **shared}
+        name = Path(directory).name
+        found.append(Node(STAGE, name, ours.settings, inputs, entry=ours.entry, tokens=ours.tokens, knobs=ours.knobs))
+    return found
+
+
+def _published(folder: Path, memo: Any) -> Input:
+    from kimi_adapters.published_config import published_files
+
+    files = published_files(folder)
+    content = dict(zip((path.name for path in files), memo.digests(files), strict=True))
+    return Input(digest_bytes(canonical_json(content)), path=str(folder))
+
+
+def _runner(job: Job) -> Any:
+    """The published draft, with the verifier's embeddings and head where it comes without."""
+    import torch
+
+    from kimi_adapters.config import read_config
+    from kimi_adapters.draft_runner import DraftRunner
+    from kimi_adapters.published_draft import FROM_VERIFIER, read_published
+    from kimi_adapters.weights import Checkpoint
+
+    directory = job.input("verifier")
+    draft = read_published(job.input("draft"), read_config(directory))
+    missing = [name for name in FROM_VERIFIER if name not in draft.tensors]
+    if missing:
+        checkpoint = Checkpoint(directory)
+        own = {"embed_tokens.weight": checkpoint.embed, "lm_head.weight": checkpoint.lm_head}
+        draft.tensors.update({name: own[name](torch.float32) for name in missing})
+    return DraftRunner(draft.config, draft.tensors, job.device)
+
+
+def compute_decoding(job: Job) -> None:
+    """Decode each prompt with the draft."""
+    import torch
+
+    from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
+    from kimi_adapters.decoding import decode
+    from kimi_adapters.tokenizer import Tokenizer
+    from kimi_adapters.verifier import Verifier as Model
+    from kimi_adapters.weights import Checkpoint
+
+    rows = read_prompts(str(job.input("prompts")), job.knobs["count"])
+    if digest_bytes(canonical_json(rows)) != job.digests["prompts"]:
+        raise UserError(f"{job.input('prompts')} changed while the run was going on: start the run again")
+    tokenizer, form = Tokenizer(job.input("verifier")), chat_format(job.settings["chat_format"])
+    model, draft = Model(Checkpoint(job.input("verifier")), device=job.device, dtype=torch.float32), _runner(job)
+    k, longest, stops = job.settings["k"], job.settings["max_new_tokens"], stop_ids(tokenizer, form)
+    cases = []
+    for number, row in enumerate(rows):
+        prompt = prompt_ids(row["messages"], tokenizer, form)
+        cases.append(({"id": row["id"]}, decode(model, draft, prompt, k, longest, stops).acceptance))
+        job.progress(number + 1, len(rows), "prompts")
+    _finish(job, "real decoding", cases)
+
+
+def compute_replay(job: Job) -> None:
+    """Walk over the held-out samples of all shards with the draft."""
+    from kimi_adapters.replay import walk_shards
+    from tasks.shard_files import left_out, shard_files
+
+    shards, aside, draft = shard_files(job), left_out(job), _runner(job)
+    cases = []
+    for number, files in enumerate(shards):
+        walked = walk_shards(draft, [files], job.settings["k"], {0: aside.get(number, ())})
+        cases += [({"shard": number, "sample": sample}, found) for _, sample, found in walked]
+        job.progress(number + 1, len(shards), "shards")
+    _finish(job, "replay", cases)
+
+
+def _finish(job: Job, method: str, cases: list[tuple[dict[str, Any], Any]]) -> None:
+    from kimi_adapters.acceptance_interval import interval
+    from kimi_adapters.acceptance_length import total
+
+    results, k = [found for _, found in cases], job.settings["k"]
+    whole, (low, high) = total(results, k), interval(results)
+    facts = {
+        "method": method,
+        "k": k,
+        "length": round(whole.length, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "per_position": [round(rate, 4) for rate in whole.rates],
+        "prompts": len(results),
+        "tokens": whole.tokens,
+        "steps": whole.steps,
+    }
+    rows = [{**place, "steps": found.steps, "tokens": found.tokens} for place, found in cases]
+    writer = job.writer("acceptance")
+    writer.write(ACCEPTANCE, json.dumps({**facts, "cases": rows}, indent=1).encode())
+    job.finish({"acceptance": writer.seal(**facts)}, tokens=whole.tokens)
