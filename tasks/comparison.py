@@ -17,7 +17,7 @@ from tasks.prompts import read_prompts
 from tasks.settings import Settings
 
 STAGE = Stage("comparison", module=__name__, libraries=("torch", "numpy", "tokenizers"), retries=1, device="accelerator")
-_LAYERS = ("llama",)  # those that kimi_adapters.draft_layers computes
+_LAYERS = ("llama", "qwen3")  # those that kimi_adapters.draft_layers computes
 _OURS = ("draft", "start")  # inputs of acceptance that are of our draft
 
 
