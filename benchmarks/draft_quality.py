@@ -60,7 +60,7 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if given.tiny:
         small = {"device": "cpu", "tokens": 600, "vocabulary": 1024, "seeds": 1, "epochs": 1, "pack_tokens": 128, "k": [2]}
-        small |= {"answer_tokens": 16, "judged_tokens": 6, "judged_prompts": 1, "jobs": 1}
+        small |= {"answer_tokens": 16, "judged_tokens": 6, "judged_prompts": 1, "jobs": 2}
         vars(given).update(small)
     return given
 

@@ -48,13 +48,12 @@ class DraftRun:
     legacy: list[Made] = field(default_factory=list)
     engines: list[Made] = field(default_factory=list)
     compared: list[Made] = field(default_factory=list)
+    states: list[Made] = field(default_factory=list)
 
     @property
     def export(self) -> Made:
         """The checkpoint for the engine that is named first."""
         return self.exports[0]
-
-    states: list[Made] = field(default_factory=list)
 
 
 def train_draft(

@@ -24,19 +24,18 @@ def check(settings: Settings, verifier: Verifier, layer_ids: list[int]) -> None:
 
     recipe, family = settings.training.model_dump(), verifier.facts["family"] if verifier.facts else None
     for engine in settings.export.engines:
-        check_engine(engine, recipe, layer_ids, family, settings.export.dtype, _rope(settings, verifier))
+        check_engine(engine, recipe, layer_ids, family, settings.export.dtype, _stretch(settings, verifier))
 
 
-def _rope(settings: Settings, verifier: Verifier) -> dict[str, Any]:
-    """The draft's rope_parameters where they are not the default; empty while the verifier's are not known."""
+def _stretch(settings: Settings, verifier: Verifier) -> dict[str, Any]:
+    """The draft's rope_parameters where they are the verifier's; empty where they are not, or its folder is not known."""
     from kimi_adapters.config import read_config
     from kimi_adapters.rope_parameters import rope_parameters
 
-    path = verifier.source.path if verifier.source else None
-    if settings.training.rope == "plain" or path is None:
+    if settings.training.rope == "plain" or verifier.source is None or verifier.source.path is None:
         return {}
-    sizes = read_config(path)
-    return rope_parameters(sizes, settings.training.rope_theta or sizes.rope_theta, stretched=True)
+    target = read_config(verifier.source.path)
+    return rope_parameters(target, settings.training.rope_theta or target.rope_theta, stretched=True)
 
 
 def nodes(settings: Settings, draft: Made, judged: list[Made], verifier: Verifier) -> list[Node]:

@@ -21,7 +21,6 @@ from tasks.settings import Settings
 _DIGITS = re.compile(r"[0-9a-f]{6,64}$")
 _ALIAS = re.compile(r"[a-z][a-z0-9_-]*$")
 _CONFIG = "config.json"
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def find(settings: Settings, verifier: Verifier, layer_ids: list[int], memo: Any) -> Input | Pending | None:
@@ -83,12 +82,12 @@ def _drafts(store: Store, beginning: str) -> Iterator[Ref]:
 
 
 def _of_folder(named: str, memo: Any) -> Input | None:
+    from kimi_adapters.published_config import published_files
+
     folder = Path(named).absolute()
     if not (folder / _CONFIG).is_file():
         return None
-    files = [folder / _CONFIG, *sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)})]
-    if len(files) == 1:
-        raise UserError(f"training.parent is {folder}, which has a {_CONFIG} and no weights: give a draft's folder")
+    files = published_files(folder)
     content = dict(zip((path.name for path in files), memo.digests(files), strict=True))
     return Input(digest_bytes(canonical_json(content)), path=str(folder))
 

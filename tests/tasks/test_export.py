@@ -1,6 +1,7 @@
 """The export stage on a tiny draft: both directories come back, and what an engine would misread is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_the_plan_refuses_before_anything_is_spent() -> None:
     with pytest.raises(UserError, match=r"training\.norm_before_residual"):
         export.check(settings(training={"norm_before_residual": True}), target("llama"), [2, 5, 9])
     export.check(settings(training={"norm_before_residual": True}, export={"engine": "vllm"}), target("llama"), [2, 5, 9])
+
+
+def test_the_plan_knows_of_positions_that_are_the_verifiers(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    values = {
+        "model_type": "llama", "hidden_size": 32, "vocab_size": 97, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "intermediate_size": 48, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 512,
+        "rope_scaling": scaling,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    verifier = replace(target("llama"), source=Input("", path=str(tmp_path)))
+    export.check(settings(), verifier, [1, 3, 5])
+    with pytest.raises(UserError, match="rope is llama3, which is not exported"):
+        export.check(settings(training={"rope": "verifier"}), verifier, [1, 3, 5])
 
 
 def judged(**facts: Any) -> Made:

@@ -103,7 +103,7 @@ def test_a_folder_counts_by_its_configuration_and_weights(tmp_path: Path, verifi
     first, second, third = (each for each in found if isinstance(each, Input))
     assert first.digest == second.digest != third.digest and first.path == str(one)
     (one / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="no weights"):
+    with pytest.raises(UserError, match="no safetensors files"):
         find(tmp_path, verifier, str(one))
 
 
