@@ -80,14 +80,14 @@ class Kin:
         by_entry: dict[str, _Kindred] = defaultdict(_Kindred)
         known: dict[Pair, Pair] = {}  # equal parts of many records are one object
         rates: list[float] = []
-        self._passes[stage] = measured = []
+        measured: list[Record] = []
         for record in self._newest(stage):
             by_entry[record.parts.get("entry", "")].add(frozenset(known.setdefault(p, p) for p in record.parts.items()))
             if len(rates) < _NEWEST and record.lineage.get("tokens") and record.lineage.get("seconds"):
                 rates.append(record.lineage["tokens"] / record.lineage["seconds"])
             if len(measured) < _NEWEST and record.lineage.get("pass"):
                 measured.append(record)
-        self._kindred[stage] = dict(by_entry)
+        self._kindred[stage], self._passes[stage] = dict(by_entry), measured
         self._rates[stage] = sorted(rates)[len(rates) // 2] if rates else None
 
     def _newest(self, stage: str) -> Iterator[Record]:
