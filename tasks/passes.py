@@ -56,7 +56,7 @@ def sized(
     config = read_config(settings.verifier.directory) if nodes and settings.verifier.directory is not None else None
     if isinstance(config, DeepseekConfig) and (found := memory()) is not None:
         judged = _Judged(settings, config, found, nodes)
-        size = size or judged.largest(hiding(nodes[0]) or 1)
+        size = size or judged.largest((hiding(nodes[0]) or 1) if judged.known else 1)
         judged.check(size)
     return [replace(node, knobs={**node.knobs, "shards_per_pass": size or 1}) for node in nodes]
 
@@ -67,6 +67,12 @@ class _Judged:
     def __init__(self, settings: Settings, config: DeepseekConfig, memory: Memory, nodes: list[Node]) -> None:
         self._settings, self._config, self._memory, self._layers = settings, config, memory, layer_bytes(config)
         self._shards = sorted((tokens for node in nodes for tokens in _shards(node, settings)), reverse=True)
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what a pass takes on these devices."""
+        bf16 = self._settings.hidden_states.compute_dtype == "bfloat16"
+        return self._memory.capability is None or (self._memory.capability >= _FUSED and bf16)
 
     def largest(self, tokens: int) -> int:
         """The smallest pass that has so many tokens, or the largest one that fits."""
@@ -90,7 +96,7 @@ class _Judged:
             kept = layers.total if layers.total * max(1.0, item / 2) <= each / 2 else 2 * layers.largest
             whose = "are there" if children == 1 else f"are there for each of {children} children"
             check_host(self._config, shards, kept, item, each, whose)
-        elif memory.capability >= _FUSED and item == 2:
+        elif self.known:
             kept = layers.total if layers.total <= there / 2 else 2 * layers.largest
             longest = min(self._settings.corpus.max_length, max(shards, default=0))
             needed = need(self._config, CUDA, shards, longest, kept, HELD_BYTES)

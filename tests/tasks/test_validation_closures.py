@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 MERGE = {"tasks.validation_merge", "tasks.sample_decisions", "tasks.validation_report", "tasks.validation_plots"}
 CHECK = {"tasks.validation", "tasks.shard_check", "tasks.repetition", "kimi_adapters.head_scores"}
 KEYS = {
-    "hidden_states": ({"tasks.state_stats"}, MERGE | CHECK | {"tasks.checks"}),
+    "hidden_states": ({"tasks.state_stats", "kimi_adapters.reading"}, MERGE | CHECK | {"tasks.checks", "tasks.passes"}),
     "validation": (CHECK | {"tasks.checks", "tasks.state_stats"}, MERGE | {"kimi_adapters.layer_stream"}),
     "validation_merge": (MERGE | {"tasks.checks"}, CHECK | {"tasks.state_stats"}),
     "training": ({"tasks.shard_files"}, MERGE | CHECK | {"tasks.checks", "tasks.state_stats"}),
