@@ -55,8 +55,9 @@ def passes(folder: Path, given: argparse.Namespace) -> tuple[list[Marks], dict[s
     """All passes; the marks of each, and what was read and waited for."""
     checkpoint = Checkpoint(folder)
     c, device, dtype = checkpoint.config, torch.device(DEVICE), torch.bfloat16
-    names, marks, reading = ["layer.1", "last"], [Marks() for _ in range(given.passes)], Reading()
+    names, marks = ["layer.1", "last"], [Marks() for _ in range(given.passes)]
     with transport_for(checkpoint, device) as transport:
+        reading = Reading(clock=transport.read_clock)
         for number, mark in enumerate(marks):
             shards = [_shard(c.vocab_size, given.tokens, 10 * number + i) for i in range(given.shards)]
             files = Files(folder, number, shards, names, c.hidden_size)
