@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from artifacts.stage import Made
@@ -64,9 +65,10 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     shards = [*own, *legacy.shards(taken)]
     words = run.run(vocabulary.node(settings, shards, target))
     gate_coverage(settings, words)
-    extracted = hidden_states.nodes(settings, own, target)
-    sized = passes.sized(settings, extracted, run.walk.pass_tokens, lambda: device_memory(settings))
-    states = [*run.map(sized), *taken]
+    there = cache(lambda: device_memory(settings))
+    extracted = run.map(passes.sized(settings, hidden_states.nodes(settings, own, target), run.walk.pass_tokens, there))
+    passes.check(settings, extracted, there)
+    states = [*extracted, *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
