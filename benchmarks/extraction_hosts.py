@@ -128,14 +128,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=9)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=131072, help="of a shard")
-    parser.add_argument("--per-pass", type=int, default=2)
+    parser.add_argument("--per-pass", type=int, default=4)
     parser.add_argument("--folder", type=Path, help="where the weights go: a disk")
     parser.add_argument("--states", type=Path, help="where the states go: /dev/shm, where the disk is slow")
     parser.add_argument("--leave", type=float, help="GB of host memory that are left when the weights are read from the disk")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     if given.tiny:
-        given.layers, given.shards, given.tokens = 3, 4, 256
+        given.layers, given.shards, given.tokens, given.per_pass = 3, 4, 256, 2
     settings = Settings.model_validate(
         {
             "hidden_states": {"layer_ids": [1], "compute_dtype": "bfloat16"},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from artifacts.stage import Made, Node
@@ -86,7 +87,7 @@ def train_draft(
     shards = [*own, *legacy.shards(taken)]
     words = run.run(vocabulary.node(settings, shards, target, parent))
     gate_coverage(settings, words)
-    states = [*run.map(state_nodes(settings, run, own, target)), *taken]
+    states = [*extract(settings, run, own, target), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
@@ -128,11 +129,13 @@ def answer_nodes(settings: Settings, target: Verifier) -> list[Node]:
     return (endpoint_synthesis if settings.synthesis.source == "endpoint" else synthesis).nodes(settings, target)
 
 
-def state_nodes(settings: Settings, run: Executor, shards: list[Shard], target: Verifier) -> list[Node]:
-    """The nodes that give the shards' hidden states, here or by an engine whose layers are proven against ours first."""
-    if settings.hidden_states.source == "own" or not shards:
-        asked = settings.running.devices, settings.running.cpu_slots
-        nodes = hidden_states.nodes(settings, shards, target)
-        return passes.sized(settings, nodes, run.walk.pass_tokens, lambda: memory(*asked))
-    layer_ids, size = hidden_states.layer_ids(settings, target), hidden_states.token_bytes(settings, target)
-    return engine_states.nodes(settings, shards, target, run.run(layer_reference.node(settings, target)), layer_ids, size)
+def extract(settings: Settings, run: Executor, shards: list[Shard], target: Verifier) -> list[Made]:
+    """The shards' hidden states, computed here or drawn from an engine whose layers are proven against ours first."""
+    if settings.hidden_states.source == "engine" and shards:
+        layer_ids, size = hidden_states.layer_ids(settings, target), hidden_states.token_bytes(settings, target)
+        proof = run.run(layer_reference.node(settings, target))
+        return run.map(engine_states.nodes(settings, shards, target, proof, layer_ids, size))
+    there = cache(lambda: memory(settings.running.devices, settings.running.cpu_slots))
+    made = run.map(passes.sized(settings, hidden_states.nodes(settings, shards, target), run.walk.pass_tokens, there))
+    passes.check(settings, made, there)
+    return made

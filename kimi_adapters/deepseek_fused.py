@@ -1,7 +1,7 @@
 """The DeepSeek-V3 forward on an NVIDIA GPU in bf16: deepseek.py's computation with fused kernels.
 
 Nothing in a layer waits for the device, so that launches run ahead. Rows of a shard go through in the fixed pieces of
-device_paths.Sizes, all experts of a layer in one grouped product: a shard's bytes depend on the shard alone.
+chunk_sizes.Sizes, all experts of a layer in one grouped product: a shard's bytes depend on the shard alone.
 
 Attention is one call a sample, of its length rounded up to a bucket: cuDNN plans each new length anew (some 100 ms),
 and buckets keep the lengths few. What a call reads past its sample are the next sample's rows; causal masking keeps

@@ -51,6 +51,10 @@ class GpuTransport:
         """As Transport.finish."""
         self._output.finish()
 
+    def read_clock(self) -> float:
+        """As Transport.read_clock; it stands still while the reader waits for room on the device."""
+        return self._ring.read_seconds()
+
     def waited(self) -> float:
         """As Transport.waited."""
         return self.weights.seconds()

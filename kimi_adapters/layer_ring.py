@@ -43,6 +43,10 @@ class LayerRing:
         self._loader = ThreadPoolExecutor(max_workers=1)
         self.waiting = Waiting(device)
 
+    def read_seconds(self) -> float:
+        """Seconds so far that went into reading files, without those in which all buffers waited for the device."""
+        return self._reader.busy.seconds
+
     def embed(self, dtype: torch.dtype) -> Tensor:
         """The embedding table on the device, for the current stream."""
         with torch.cuda.stream(self._reader.stream):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from errors import UserError
+from kimi_adapters.busy import Busy
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.weights import Checkpoint, torch_dtype
 
@@ -33,11 +34,12 @@ class _Buffer:
 
 
 class PinnedReader:
-    """Reads tensors of files into device memory; `stream` is the CUDA stream of the copies."""
+    """Reads tensors of files into device memory; `stream` is the CUDA stream of the copies, `busy` the time spent on files."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self.stream = torch.cuda.Stream(device)
+        self.busy = Busy()
         self._free: SimpleQueue[_Buffer] = SimpleQueue()
         for _ in range(BUFFERS):
             memory = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -59,9 +61,10 @@ class PinnedReader:
         try:
             buffer.copied.synchronize()
             view, size = buffer.memory.numpy().data, 0
-            for file, name, first, length in parts:
-                file.read_part(name, view[size : size + length], first)
-                size += length
+            with self.busy:
+                for file, name, first, length in parts:
+                    file.read_part(name, view[size : size + length], first)
+                    size += length
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
                 into[start : start + size].copy_(buffer.memory[:size], non_blocking=True)
                 buffer.copied.record(self.stream)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 from kimi_adapters.tensor_names import layer_of
@@ -30,11 +31,12 @@ class Pace(Protocol):
 class Reading:
     """Stands before a family's `load` for one pass.
 
-    `layers` that were read and the `seconds` it took, without those spent on waiting for other processes.
+    `layers` that were read and the `seconds` it took by `clock` (a transport's `read_clock`), without those spent on
+    waiting for other processes.
     """
 
-    def __init__(self, pace: Pace | None = None):
-        self._pace = pace
+    def __init__(self, pace: Pace | None = None, clock: Callable[[], float] = time.monotonic):
+        self._pace, self._clock = pace, clock
         self._family: Loads | None = None
         self.layers = 0
         self.seconds = 0.0
@@ -51,9 +53,9 @@ class Reading:
         assert self._family is not None
         if self._pace:
             self._pace.wait(index)
-        began = time.monotonic()
+        began = self._clock()
         layer = self._family.load(checkpoint, index)
-        self.seconds += time.monotonic() - began
+        self.seconds += self._clock() - began
         self.layers += 1
         if self._pace and self._pace.took(index):
             drop_pages(layer_ranges(checkpoint, index))

@@ -52,6 +52,10 @@ class Transport(Protocol):
         """Waits until all states are through their sinks."""
         ...
 
+    def read_clock(self) -> float:
+        """A clock in seconds for the reading of a layer; only differences count."""
+        ...
+
     def waited(self) -> float:
         """Seconds so far in which the device stood still for weights; may wait until it has begun the last layer."""
         ...
@@ -119,6 +123,10 @@ class PlainTransport:
 
     def finish(self) -> None:
         """Nothing is on its way."""
+
+    def read_clock(self) -> float:
+        """As Transport.read_clock."""
+        return time.monotonic()
 
     def waited(self) -> float:
         """As Transport.waited."""

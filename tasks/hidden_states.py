@@ -128,7 +128,7 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
         for job in jobs:
             job.progress(done, total, "layers")
 
-    reading = Reading(jobs[0].pace)
+    reading = Reading(jobs[0].pace, transport.read_clock)
     began, waited = time.monotonic(), transport.waited()
     stream_states(
         [ShardTokens(torch.from_numpy(ids.copy()), torch.from_numpy(offsets.copy())) for ids, offsets in tokens],

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from artifacts.stage import Node, Pending
+from artifacts.stage import Made, Node, Pending
 from errors import UserError
 from kimi_adapters.chunk_sizes import CUDA
 from kimi_adapters.config import read_config
@@ -50,15 +50,25 @@ def sized(
     """The nodes with the size of their passes: as set, else the tokens that ``hiding`` gives, as far as they fit.
 
     ``memory`` is asked for verifiers of which it is known what a pass takes; of others one shard is a pass, unless it is set.
-    UserError when a pass fits none of it.
     """
     size = settings.running.shards_per_pass
-    config = read_config(settings.verifier.directory) if nodes and settings.verifier.directory is not None else None
-    if isinstance(config, DeepseekConfig) and (found := memory()) is not None:
-        judged = _Judged(settings, config, found, nodes)
-        size = size or judged.largest(hiding(nodes[0]) or 1)
-        judged.check(size)
+    if size is None and (tokens := hiding(nodes[0]) if nodes else None):
+        judged = _judged(settings, nodes, memory)
+        size = judged.largest(tokens) if judged and judged.known else None
     return [replace(node, knobs={**node.knobs, "shards_per_pass": size or 1}) for node in nodes]
+
+
+def check(settings: Settings, made: list[Made], memory: Callable[[], Memory | None]) -> None:
+    """UserError when a pass over what a plan would run cannot fit, whatever else uses the devices."""
+    missing = [one.node for one in made if one.outputs is None]
+    if missing and (judged := _judged(settings, missing, memory)):
+        judged.check(missing[0].knobs["shards_per_pass"])
+
+
+def _judged(settings: Settings, nodes: list[Node], memory: Callable[[], Memory | None]) -> "_Judged | None":
+    config = read_config(settings.verifier.directory) if settings.verifier.directory is not None else None
+    there = memory() if isinstance(config, DeepseekConfig) else None
+    return _Judged(settings, config, there, nodes) if isinstance(config, DeepseekConfig) and there else None
 
 
 class _Judged:
@@ -67,6 +77,12 @@ class _Judged:
     def __init__(self, settings: Settings, config: DeepseekConfig, memory: Memory, nodes: list[Node]) -> None:
         self._settings, self._config, self._memory, self._layers = settings, config, memory, layer_bytes(config)
         self._shards = sorted((tokens for node in nodes for tokens in _shards(node, settings)), reverse=True)
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what a pass takes on these devices."""
+        bf16 = self._settings.hidden_states.compute_dtype == "bfloat16"
+        return self._memory.capability is None or (self._memory.capability >= _FUSED and bf16)
 
     def largest(self, tokens: int) -> int:
         """The smallest pass that has so many tokens, or the largest one that fits."""
@@ -80,7 +96,7 @@ class _Judged:
         return size
 
     def check(self, size: int, share: float = 1.0) -> None:
-        """UserError when a pass of the ``size`` largest shards cannot fit that share of the memory, whatever else uses it."""
+        """UserError when a pass of the ``size`` largest shards cannot fit that share of the memory."""
         shards, layers, memory = self._shards[:size], self._layers, self._memory
         there = int(memory.bytes * share)
         item = _ITEM[self._settings.hidden_states.compute_dtype]
@@ -90,7 +106,7 @@ class _Judged:
             kept = layers.total if layers.total * max(1.0, item / 2) <= each / 2 else 2 * layers.largest
             whose = "are there" if children == 1 else f"are there for each of {children} children"
             check_host(self._config, shards, kept, item, each, whose)
-        elif memory.capability >= _FUSED and item == 2:
+        elif self.known:
             kept = layers.total if layers.total <= there / 2 else 2 * layers.largest
             longest = min(self._settings.corpus.max_length, max(shards, default=0))
             needed = need(self._config, CUDA, shards, longest, kept, HELD_BYTES)

@@ -56,6 +56,7 @@ def test_kimi_on_eight_gpus_fits_as_its_comments_say(gigabytes: int, most: int) 
     assert {int(count): float(said) for count, said in zip(counts, needed, strict=True)} == {
         int(count): round(total(int(count)), 1) for count in counts
     }
+    assert settings.running.shards_per_pass
     assert total(settings.running.shards_per_pass) <= total(most) < gigabytes - 3 < total(most + 4)
 
 

@@ -24,7 +24,7 @@ def states_of(checkpoint: Checkpoint, reading: Reading | None) -> str:
     """The digest of some tokens' states."""
     digest = hashlib.sha256()
     tokens = ShardTokens(torch.arange(64), torch.tensor([0, 40, 64]))
-    stream_states([tokens], checkpoint, [1], lambda shard, name, chunk: digest.update(chunk.numpy()), reading=reading)
+    stream_states([tokens], checkpoint, [1], lambda shard, name, chunk: digest.update(chunk.numpy().data), reading=reading)
     return digest.hexdigest()
 
 

@@ -122,8 +122,8 @@ def test_layers_stay_only_where_all_of_them_fit(folder: Path, monkeypatch: pytes
 def test_states_do_not_depend_on_where_chunks_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of every kind that do not divide the shard, experts in groups that do not divide them."""
     (whole,) = ours([SHARD], folder, LAYERS)
-    small = replace(device_paths._CPU, tokens=100, expert_tokens=333, span=64, experts=5)
-    monkeypatch.setattr(device_paths, "_CPU", small)
+    small = replace(device_paths.CPU, tokens=100, expert_tokens=333, span=64, experts=5)
+    monkeypatch.setattr(device_paths, "CPU", small)
     (cut,) = ours([SHARD], folder, LAYERS)
     assert all(error(cut[name], whole[name]) < 1e-5 for name in NAMES)
 

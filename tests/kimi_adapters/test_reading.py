@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kimi_adapters.busy import Busy
 from kimi_adapters.reading import drop_pages, layer_ranges
 from kimi_adapters.weights import Checkpoint
 from running.pace import join
@@ -38,6 +40,7 @@ def started(verifier: Path, folder: Path) -> "subprocess.Popen[str]":
 
 def test_two_processes_read_the_weights_once(cut_verifier: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(cut_verifier)
+    alone = states_of(checkpoint, None)  # and what a pass touches of torch's code is in memory from here on
     forget(cut_verifier / "model.safetensors")
     pair = [started(cut_verifier, tmp_path) for _ in range(2)]
     said = [json.loads(process.communicate(timeout=300)[0]) for process in pair]
@@ -45,7 +48,18 @@ def test_two_processes_read_the_weights_once(cut_verifier: Path, tmp_path: Path)
     size = checkpoint.layer_bytes + table.end - table.start
     assert 0.9 * size < sum(one["read"] for one in said) < 1.2 * size
     assert [one["layers"] for one in said] == [4, 4]
-    assert {one["states"] for one in said} == {states_of(checkpoint, None)}, "and the states are those of one that is alone"
+    assert {one["states"] for one in said} == {alone}
+
+
+def test_seconds_of_several_threads_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 5.0, 7.0])
+    monkeypatch.setattr("kimi_adapters.busy.time", SimpleNamespace(monotonic=lambda: next(times)))
+    busy = Busy()
+    with busy, busy:
+        pass
+    with busy:
+        pass
+    assert busy.seconds == 3.0, "one second, then two; what lies between does not count"
 
 
 def test_a_layer_that_nobody_needs_leaves_the_page_cache(cut_verifier: Path) -> None:

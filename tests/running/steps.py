@@ -31,4 +31,4 @@ def compute(jobs: Sequence[Job]) -> None:
                 raise RuntimeError("the device does not answer")
         writer = job.writer("token_shard")
         writer.write("file", str(job.settings["number"]).encode())
-        job.finish({"shard": writer.seal(tokens=1, samples=1)}, tokens=1)
+        job.finish({"shard": writer.seal(tokens=1, samples=1)}, tokens=1, measured={"tokens": 1})

@@ -87,6 +87,7 @@ def test_what_a_killed_child_had_not_done_goes_on_elsewhere(bench: Callable[[int
     devices = [record.lineage["device"] for record in records]
     assert devices[left] == devices[others[0]] != devices[handed_over], "elsewhere, since another device is free"
     assert not one.pool.aside
+    assert all(record.lineage["pass"] == {"tokens": 1} for record in records)
 
 
 def test_an_error_of_one_child_is_tried_once_more_and_the_users_never(bench: Callable[[int], Bench]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from artifacts.stage import Input, Node, Pending
+from artifacts.stage import Input, Made, Node, Pending
 from benchmarks import kimi_widths
 from errors import UserError
 from flows import train_draft
@@ -47,30 +47,43 @@ def nodes(count: int, tokens: int = SHARD, pending: bool = False) -> list[Node]:
     return [Node(hidden_states.STAGE, str(n), {}, {"ids": ids}, tokens=tokens) for n in range(count)]
 
 
+def check(given: Settings, shards: list[Node], memory: Memory | None) -> bool:
+    """Judge a plan that would run these; True when nothing is refused."""
+    made = [Made(node, None) for node in passes.sized(given, shards, no_rates, lambda: memory)]
+    passes.check(given, made, lambda: memory)
+    return True
+
+
 @pytest.mark.parametrize(("memory", "size"), [(H200, 26), (CARD_96, 6)])
 def test_the_passes_that_the_deployment_names_fit(tmp_path: Path, memory: Memory, size: int) -> None:
-    sized = passes.sized(settings(tmp_path, size), nodes(40), no_rates, lambda: memory)
-    assert {node.knobs["shards_per_pass"] for node in sized} == {size}
+    given = settings(tmp_path, size)
+    assert check(given, nodes(40), memory)
+    assert {node.knobs["shards_per_pass"] for node in passes.sized(given, nodes(40), no_rates, lambda: memory)} == {size}
 
 
 def test_a_pass_that_fits_no_gpu_says_what_would(tmp_path: Path) -> None:
     given = settings(tmp_path, 26)
     expected = r"3,407,872 tokens in 26 shards needs .* GB of device memory and 96.0 GB are on the smallest GPU; .*_pass to \d+"
     with pytest.raises(UserError, match=expected):
-        passes.sized(given, nodes(40), no_rates, lambda: CARD_96)
-    assert passes.sized(given, nodes(5), no_rates, lambda: CARD_96), "no more than there are"
+        check(given, nodes(40), CARD_96)
+    assert check(given, nodes(5), CARD_96), "no more than there are"
     with pytest.raises(UserError, match="in 26 shards"):
-        passes.sized(given, nodes(1, 30 * SHARD, pending=True), no_rates, lambda: CARD_96)
-    assert passes.sized(given, nodes(40), no_rates, lambda: Memory(96 * 10**9, 8, 8.0)), "of older GPUs nothing is known"
-    assert passes.sized(given, nodes(40), no_rates, lambda: None)
+        check(given, nodes(1, 30 * SHARD, pending=True), CARD_96)
+    assert check(given, nodes(40), Memory(96 * 10**9, 8, 8.0)), "of older GPUs nothing is known"
+    assert check(given, nodes(40), None)
+
+
+def test_what_is_recorded_needs_no_memory(tmp_path: Path) -> None:
+    given = settings(tmp_path, 26)
+    passes.check(given, [Made(node, {}) for node in nodes(40)], lambda: CARD_96)
 
 
 def test_a_pass_that_fits_no_host(tmp_path: Path) -> None:
     wide = settings(tmp_path, 1, hidden_states={"compute_dtype": "float32"})
     host = Memory(256 * 10**9, 2, None)
-    assert passes.sized(wide, nodes(1), no_rates, lambda: host)
+    assert check(wide, nodes(1), host)
     with pytest.raises(UserError, match=r"for each of 4 children; .*running.cpu_slots"):
-        passes.sized(wide, nodes(8), no_rates, lambda: Memory(host.bytes, 4, None))
+        check(wide, nodes(8), Memory(host.bytes, 4, None))
 
 
 @pytest.mark.parametrize(("memory", "tokens", "size"), [(H200, 394_000, 4), (H200, 10**7, 27), (CARD_96, 3_370_000, 6)])

@@ -12,7 +12,10 @@ CHECK = {"tasks.validation", "tasks.shard_check", "tasks.repetition", "kimi_adap
 OWN = {"kimi_adapters.layer_stream", "kimi_adapters.transport"}
 ENGINE = {"tasks.endpoint", "kimi_adapters.engine_states", "kimi_adapters.layer_proof"}
 KEYS = {
-    "hidden_states": (OWN | {"tasks.state_stats"}, ENGINE | MERGE | CHECK | {"tasks.checks"}),
+    "hidden_states": (
+        OWN | {"tasks.state_stats", "kimi_adapters.reading"},
+        ENGINE | MERGE | CHECK | {"tasks.checks", "tasks.passes"},
+    ),
     "engine_states": ({"kimi_adapters.engine_states", "kimi_adapters.layer_proof", "tasks.state_stats"}, OWN | MERGE | CHECK),
     "layer_reference": (OWN | {"kimi_adapters.own_streams"}, MERGE | CHECK | {"kimi_adapters.engine_states"}),
     "validation": (CHECK | {"tasks.checks", "tasks.state_stats"}, MERGE | {"kimi_adapters.layer_stream"}),
