@@ -37,6 +37,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     say_plan(settings, host, snapshot)
     pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
     training.check(settings, on_gpu=bool(pool.gpus))
+    pool.check_count("running.training_devices", settings.running.training_devices)
     walk = host.walk(snapshot)
     with host.noted_run(run_folder.name, settings.name, walk):
         with host.store.workspace() as workspace, walk.giving():

@@ -75,7 +75,7 @@ class Execution:
             if node.stage.gathers:
                 self._gathered(order)
             else:
-                with self.pool.lease(node.stage.device, self.children.check) as device:
+                with self.pool.lease(node.stage.device, self.children.check, node.devices) as device:
                     self._child([order], device)
             shutil.rmtree(order.scratch, ignore_errors=True)
         made = self.walk.records.get(node.stage.name, key)

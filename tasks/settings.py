@@ -207,6 +207,12 @@ class RunningSettings(Section):
     cpu_slots: int | None = Field(None, gt=0, description="Children at once on a host without GPUs; empty: one a core")
     shards_per_pass: int = Field(1, gt=0, description="Shards taken through the layers together")
     generation_batch: int = Field(64, gt=0, description="Rows that the verifier decodes at once")
+    training_devices: int = Field(
+        1, gt=0, description="GPUs that a training shares a step's packs out to; without GPUs, shares of the processor"
+    )
+    training_sharding: Literal["none", "fsdp"] = Field(
+        "none", description="What each of them holds: a replica of the draft, or with fsdp a share of its trained tensors"
+    )
 
 
 class Settings(Section):
@@ -232,6 +238,11 @@ class Settings(Section):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         recipe = self.training
+        if self.running.training_devices > recipe.packs_per_step:
+            raise ValueError(
+                f"running.training_devices is {self.running.training_devices}, and a step has {recipe.packs_per_step} packs to "
+                "share out: raise training.packs_per_step or lower training_devices"
+            )
         if self.acceptance.k > recipe.ttt_steps:
             raise ValueError(
                 f"acceptance.k is {self.acceptance.k}, and training.ttt_steps trains chains of {recipe.ttt_steps}: raise "

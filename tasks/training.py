@@ -44,9 +44,18 @@ def node(
         path = _newest_checkpoint(Path(settings.store.state), settings.training.continue_from)
         inputs["continued"] = Input(memo.digest(path), path=str(path))
     tokens = sum(shard.tokens for shard in shards) * settings.training.epochs
+    running = settings.running
     layers = states[0].node.settings["layer_ids"] if states else []
     recipe = settings.training.model_dump(exclude={"continue_from"})
-    return Node(STAGE, "", {**recipe, "layer_ids": layers}, inputs, tokens=tokens)
+    return Node(
+        STAGE,
+        "",
+        {**recipe, "layer_ids": layers},
+        inputs,
+        tokens=tokens,
+        knobs={"sharding": running.training_sharding},
+        devices=running.training_devices,
+    )
 
 
 def _newest_checkpoint(state: Path, key: str) -> Path:
@@ -64,8 +73,16 @@ def _newest_checkpoint(state: Path, key: str) -> Path:
 def compute(job: Job) -> None:
     """Train; outputs: ``draft`` (speculators format), ``start`` (the trainable tensors before the first step), ``curves``.
 
-    The draft is that of the step whose replay on held-out samples accepted most.
+    The draft is that of the step whose replay on held-out samples accepted most. Every rank of the child does this; the first
+    one writes and tells.
     """
+    from kimi_adapters.process_group import joined
+
+    with joined(job.device) as ranks:
+        _train(job, ranks)
+
+
+def _train(job: Job, ranks: Any) -> None:
     import torch
 
     from kimi_adapters.draft import save_draft, verifier_rows
@@ -106,9 +123,12 @@ def compute(job: Job) -> None:
         vocabulary,
         job.scratch / "checkpoints",
         progress,
-        job.device,
+        ranks,
+        job.knobs["sharding"],
         continue_from=job.paths.get("continued"),
     )
+    if not ranks.first:
+        return
     draft, start, curves = job.writer("draft"), job.writer("draft_start"), job.writer("curves")
     save_draft(result.model, draft.open)
     with start.open(START) as file:
