@@ -26,6 +26,9 @@ def training_section(made: DraftRun, plot: Path | None) -> str:
         )
     else:
         sentence += "Nothing was replayed meanwhile; the draft is that of the last step."
+    waited = facts_ref(made.training, "curves").facts.get("loader_share")
+    if waited is not None:
+        sentence += f" It waited for data in {waited:.1%} of the steps' time."
     if "continued_at" in facts:
         sentence += f" The first {facts['continued_at']:,} steps were taken over from a checkpoint of another training."
     return f"## Training\n\n{sentence}" + (f"\n\n![curves of the training]({plot.name})" if plot else "")

@@ -92,7 +92,7 @@ def _train(job: Job, ranks: Any) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
-    from tasks.curves import curves_parquet
+    from tasks.curves import curves_parquet, loader_share
     from tasks.shard_files import left_out, shard_files
 
     torch.set_num_threads(job.threads)
@@ -156,7 +156,9 @@ def _train(job: Job, ranks: Any) -> None:
                 **replayed,
             ),
             "start": start.seal(seed=recipe.seed),
-            "curves": curves.seal(steps=len(result.curves), tokens=supervised, loss=loss),
+            "curves": curves.seal(
+                steps=len(result.curves), tokens=supervised, loss=loss, loader_share=round(loader_share(result.curves), 4)
+            ),
         },
         tokens=trained,
     )

@@ -15,6 +15,7 @@ from kimi_adapters.packing import PackedShards
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
 from kimi_adapters.training_choices import choose, fused_loss_works
+from kimi_adapters.training_loop import DraftTrainer
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, samples, timeless, write_shard
 from tests.kimi_adapters.draft_models import tiny_rows
 
@@ -190,8 +191,6 @@ def test_a_parent_draft_is_where_training_starts(tmp_path: Path) -> None:
 
 
 def test_the_loop_is_speculators_trainers_with_its_methods_replaced_whole() -> None:
-    from kimi_adapters.trainer import DraftTrainer
-
     assert issubclass(DraftTrainer, Trainer)
     broken_on_cpu = {"setup_trainer", "setup_model", "setup_optimizer", "train_epoch", "run_training", "maybe_save_checkpoint"}
     assert broken_on_cpu <= vars(DraftTrainer).keys()
