@@ -11,8 +11,9 @@ from kimi_adapters.draft import draft_shape
 from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.packing import Batch
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.training_choices import SUPERVISED_ROWS
+from kimi_adapters.training_choices import HEAD_ROWS, SUPERVISED_ROWS
 from kimi_adapters.ttt import ttt_loss
+from kimi_adapters.ttt_head import head_rows_loss
 
 
 class PackLoss(torch.nn.Module):
@@ -32,6 +33,8 @@ class PackLoss(torch.nn.Module):
             layers = DraftLayers(self.shape, dict(self.model.named_parameters()))
             return ttt_loss(layers, batch, recipe.ttt_steps, recipe.ttt_decay, self.loss_config)
         with torch.autocast(batch["hidden_states"].device.type, dtype=torch.bfloat16):
+            if self.choices["forward"] == HEAD_ROWS:
+                return head_rows_loss(self.model, batch, recipe.ttt_steps, recipe.ttt_decay, self.loss_config)
             _, loss, metrics = self.model(
                 **batch,
                 ttt_steps=recipe.ttt_steps,

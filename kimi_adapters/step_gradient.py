@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kimi_adapters.data_parallel import gradients
 from kimi_adapters.epoch_packs import shares
@@ -26,12 +27,15 @@ class StepGradient:
     def of(self, packs: Packs, batches: Prefetch) -> dict[str, float]:
         """The step's loss and metric sums; the gradient is left in the parameters. The batches are those of `wanted`."""
         mine = self._mine(packs)
-        sums: dict[str, float] = {}
+        names: list[str] = []
+        added: Tensor | None = None
         for number, share in mine:
-            values = self._of_pack(batches.take(), share, last=number == mine[-1][0])
-            sums = {name: sums.get(name, 0.0) + value for name, value in values.items()}
+            names, values = self._of_pack(batches.take(), share, last=number == mine[-1][0])
+            added = values if added is None else added + values
+        assert added is not None
+        numbers = added.tolist()  # the step's one wait for the device
         batches.check()
-        return dict(zip(sums, self.ranks.sums(list(sums.values())), strict=True))
+        return dict(zip(names, self.ranks.sums(numbers), strict=True))
 
     def _mine(self, packs: Packs) -> Sequence[tuple[int, float]]:
         """Numbers and shares of a rank's packs: every so many-th.
@@ -40,10 +44,11 @@ class StepGradient:
         """
         return self.ranks.share(list(enumerate(shares(packs)))) or [(0, 0.0)]
 
-    def _of_pack(self, batch: Batch, share: float, last: bool) -> dict[str, float]:
+    def _of_pack(self, batch: Batch, share: float, last: bool) -> tuple[list[str], Tensor]:
+        """Names and float64 values of a pack's loss, weighed, and of its metric sums."""
         with gradients(self.loss, last):
             loss, metrics = self.loss(batch)
             (loss * share).backward()
         values = {"loss": loss.detach() * share, **metrics}
-        numbers = torch.stack([value.float() for value in values.values()]).tolist()  # one wait for the device
-        return {name: number if share else 0.0 * number for name, number in zip(values, numbers, strict=True)}
+        numbers = torch.stack([value.float() for value in values.values()]).double()
+        return list(values), numbers if share else 0.0 * numbers
