@@ -9,6 +9,7 @@ from artifacts.store import Store
 from flows.report_data import data_sections, facts_ref, validation_plots
 from flows.report_training import draw_curves, training_section
 from flows.train_draft import DraftRun
+from running.metric_log import METRICS
 from running.tables import STAGE_HEADER, stage_rows
 from running.walk import Step
 from tasks.formats import PLOT
@@ -23,7 +24,7 @@ def write_report(settings: Settings, store: Store, steps: list[Step], made: Draf
     folder.mkdir(parents=True)
     curves = draw_curves(store, made, folder, state / "plots")
     plots = [plot_of(store, made), *validation_plots(store, made.checked)]
-    sections = [acceptance(made), f"![accepted by position]({PLOT})", training_section(made, curves)]
+    sections = [acceptance(made), f"![accepted by position]({PLOT})", training_section(made, curves, run_folder / METRICS)]
     sections.append(data_sections(settings, store, made))
     sections += [f"## What ran\n\n{markdown_table(STAGE_HEADER, stage_rows(steps))}", lineage(store, made)]
     text = f"# Draft `{settings.name}` for {made.verifier.name}\n\n" + "\n\n".join(sections) + "\n"

@@ -15,6 +15,7 @@ from flows.train_draft import DraftRun, train_draft
 from running.devices import DevicePool
 from running.execution import Execution
 from running.host import Host
+from running.metric_log import METRICS, MetricLog, check_loggers
 from running.prefect_executor import PrefectExecutor
 from running.prefect_log import send_log_to_prefect
 from running.snapshot import new_run_folder, take_snapshot
@@ -38,10 +39,13 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
     training.check(settings, on_gpu=bool(pool.gpus))
     pool.check_count("running.training_devices", settings.running.training_devices)
+    check_loggers([*settings.running.loggers])
     walk = host.walk(snapshot)
     with host.noted_run(run_folder.name, settings.name, walk):
-        with host.store.workspace() as workspace, walk.giving():
+        metrics = MetricLog([*settings.running.loggers], run_folder / METRICS, settings.name)
+        with host.store.workspace() as workspace, walk.giving(), metrics:
             execution = Execution(walk, host.state, run_folder, pool, workspace)
+            execution.on_metrics = metrics.send
             try:
                 made = train_draft(settings, PrefectExecutor(walk, execution, host.state), host.memo, host.forgotten.of)
             except BaseException:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +47,7 @@ class Execution:
         self._started: dict[str, float] = {}
         self._devices: dict[str, Device] = {}
         self._progress = ProgressLog()
+        self.on_metrics: Callable[[dict[str, Any]], None] = lambda event: None
         self._commit = _git_commit()
 
     def do(self, decision: Decision) -> Record:
@@ -144,7 +145,13 @@ class Execution:
                 for later in orders:  # a shard's seconds count from the end of the one before it
                     self._started[later.key] = time.monotonic()
 
-        run_child(self.place, orders, device, on_outputs, lambda order, event: self._progress.show(order.node.label, event))
+        def on_progress(order: Order, event: dict[str, Any]) -> None:
+            if event["event"] == "metrics":
+                self.on_metrics(event)
+            else:
+                self._progress.show(order.node.label, event)
+
+        run_child(self.place, orders, device, on_outputs, on_progress)
 
     def _record(self, order: Order, event: dict[str, Any]) -> None:
         decision = self._decisions[order.key]

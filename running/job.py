@@ -1,7 +1,7 @@
 """What a stage's computation sees inside its child: its settings, its declared inputs, where to write and whom to tell."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ class Job:
     def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
         """Tell how far the node is."""
         self.send({"event": "progress", "key": self.key, "done": done, "total": total, "unit": unit, "note": note})
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Tell what was measured at a step, for the loggers of the run."""
+        self.send({"event": "metrics", "key": self.key, "step": step, "values": dict(values)})
 
     def finish(self, outputs: dict[str, Sealed], tokens: int = 0) -> None:
         """Hand over the outputs; they are committed and recorded from here on, whatever happens to this child later."""

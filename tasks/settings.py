@@ -210,6 +210,11 @@ class RunningSettings(Section):
     training_devices: int = Field(
         1, gt=0, description="GPUs that a training shares a step's packs out to; without GPUs, shares of the processor"
     )
+    loggers: list[Literal["tensorboard", "wandb"]] = Field(
+        [],
+        description="Where a training's curves go while it runs; tensorboard writes into the run's folder; wandb takes its "
+        "key from the environment",
+    )
     training_sharding: Literal["none", "fsdp"] = Field(
         "none", description="What each of them holds: a replica of the draft, or with fsdp a share of its trained tensors"
     )

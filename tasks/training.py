@@ -114,6 +114,7 @@ def _train(job: Job, ranks: Any) -> None:
     def progress(entry: dict[str, Any]) -> None:
         note = f"loss {entry['loss']:.3f}, first token right {entry['acc_0']:.0%}, lr {entry['lr']:.1e}"
         job.progress(entry["step"], entry["total_steps"], "steps", note)
+        job.metrics(entry["step"], {name: value for name, value in entry.items() if name not in ("step", "total_steps")})
 
     result = train(
         recipe,

@@ -50,7 +50,8 @@ def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
     store, run = made(tmp_path, facts, {15: 1.2, 30: 1.754, 45: 1.5, 60: 1.7})
     plot = draw_curves(store, run, tmp_path, tmp_path / "plots")
     assert plot is not None and plot.read_bytes().startswith(b"\x89PNG") and plot.stat().st_size > 20_000
-    text = training_section(run, plot)
+    text = training_section(run, plot, tmp_path / "no loggers")
+    assert "loggers" not in text and f"Its loggers wrote into `{tmp_path}`" in training_section(run, plot, tmp_path)
     assert (
         "step 30" in text
         and "16 held-out samples" in text
