@@ -21,9 +21,10 @@ SLOW_SHARDS = (
 )
 
 
-def slow_extraction(project: Project) -> None:
-    """Half a second more a shard, so that a test can hit the middle."""
-    project.edit(*SLOW_SHARDS)
+def slow_extraction(project: Project, seconds: float = 0.5) -> None:
+    """So much more a shard, so that a test can hit the middle."""
+    path, before, after = SLOW_SHARDS
+    project.edit(path, before, after.replace("0.5", str(seconds)))
 
 
 def slow_training(project: Project) -> None:
@@ -146,7 +147,7 @@ def test_the_holder_of_the_locks_is_killed_and_the_other_proceeds(project: Proje
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_told_to_stop_ends_its_children(project: Project, how: signal.Signals) -> None:
-    slow_extraction(project)
+    slow_extraction(project, 300)
     run = project.start()
     wait_for(lambda: project.children(), process=run)
     run.send_signal(how)

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WAITING = """
 import sys, threading, time
-from running.stopping import stop_on_interrupt
-stop_on_interrupt(1.0)
+from running.stopping import at_interrupt, stop_on_interrupt
+at_interrupt(lambda: print("ended", flush=True))
+stop_on_interrupt({patience})
 never = threading.Event()
 threading._register_atexit(never.wait)  # as Prefect's log worker does
 try:
@@ -26,16 +26,16 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(("then", "times"), [("", 1), ("never.wait()", 1), ("never.wait()", 2)])
 def test_the_process_ends_although_something_waits_for_ever(then: str, times: int) -> None:
-    program = [sys.executable, "-P", "-c", WAITING.format(then=then)]
+    patience = 1.0 if times == 1 else 300
+    program = [sys.executable, "-P", "-c", WAITING.format(then=then, patience=patience)]
     process = subprocess.Popen(
         program, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == "stopping\n"
+    said = {process.stdout.readline(), process.stdout.readline()}
+    assert said == {"stopping\n", "ended\n"}
     if times == 2:
         process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and errors.count("what was finished is kept") == 1
-    assert times == 1 or time.monotonic() - started < 1.0
