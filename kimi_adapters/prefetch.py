@@ -68,8 +68,8 @@ class Prefetch:
         """In a thread: on a CPU the whole batch; for CUDA its copy on the way."""
         if self._stream is None:
             return self.data.load(*wanted)
-        host = self.data.read(wanted[0], self.data.stored_dtype, pinned=True)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream):  # and on its device, also for pinned memory: a thread begins on the first GPU
+            host = self.data.read(wanted[0], self.data.stored_dtype, pinned=True)
             batch = {name: value.to(self.device, non_blocking=True) for name, value in host.items()}
             self._stream.synchronize()  # this thread's wait; the pinned buffers are free again after it
         return batch

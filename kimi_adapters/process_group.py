@@ -70,7 +70,7 @@ def joined(device: torch.device | str) -> Iterator[Ranks]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", timeout=DEVICE_PATIENCE, device_id=device)
+        dist.init_process_group("nccl", timeout=DEVICE_PATIENCE)
     else:
         dist.init_process_group("gloo", timeout=PATIENCE)
     yield Ranks(device)

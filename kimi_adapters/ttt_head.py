@@ -102,7 +102,8 @@ class _HeadLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         steps = len(states)
         supervised = mask.nonzero().flatten()
-        weight = head.detach().requires_grad_(ctx.needs_input_grad[5])
+        weight = _for_products(head).requires_grad_(ctx.needs_input_grad[5])
+        verifiers = _for_products(model.verifier_lm_head.weight)
         counted = torch.stack([mask[step:].sum() for step in range(steps)]).float()
         scales = ttt_decay ** torch.arange(steps, device=head.device) / (counted + EPSILON)
         terms, right = torch.zeros(2, steps, device=head.device)
@@ -110,7 +111,7 @@ class _HeadLoss(torch.autograd.Function):
         of_states = [torch.zeros_like(state) for state in states]
         of_head = torch.zeros_like(head) if weight.requires_grad else None
         for tokens in supervised.split(CHUNK):
-            targets = model.verifier_lm_head(model.verifier_norm(last[tokens]))
+            targets = torch.nn.functional.linear(model.verifier_norm(last[tokens]), verifiers)
             likeliest = targets.argmax(dim=-1)
             for step, state in enumerate(states):
                 inside = tokens >= step
@@ -138,3 +139,9 @@ class _HeadLoss(torch.autograd.Function):
         saved = ctx.saved_tensors
         of_head = saved[ctx.steps] * of_terms[0] if len(saved) > ctx.steps else None
         return None, None, None, None, None, of_head, *(value * of_terms[0] for value in saved[: ctx.steps])
+
+
+def _for_products(weight: Tensor) -> Tensor:
+    """A weight in autocast's dtype, once: autocast itself keeps no casts of frozen weights, and would make one a chunk."""
+    kind = weight.device.type
+    return weight.detach().to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype)

@@ -23,4 +23,5 @@ def serve(logger: str, name: str, folder: str, lines: Iterable[str | bytes]) -> 
 
 
 if __name__ == "__main__":
-    serve(*json.loads(sys.argv[1]), sys.stdin.buffer)
+    logger, name, folder = json.loads(sys.argv[1])
+    serve(logger, name, folder, sys.stdin.buffer)
