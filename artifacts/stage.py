@@ -62,6 +62,7 @@ class Node:
     """One unit of work: a stage with its settings and inputs.
 
     ``name`` is for people and is not in the key. ``tokens`` and ``output_bytes`` (0 = unknown) feed the estimates.
+    ``devices``: how many it leases, with a rank of its child on each; in no key.
     """
 
     stage: Stage
@@ -72,6 +73,7 @@ class Node:
     tokens: int = 0
     output_bytes: int = 0
     knobs: dict[str, Any] = field(default_factory=dict)
+    devices: int = 1
 
     @property
     def label(self) -> str:

@@ -10,6 +10,7 @@ from flows.windowed import Opened
 from running.devices import DevicePool
 from running.execution import Execution
 from running.host import Host
+from running.metric_log import METRICS, MetricLog, check_loggers
 from running.prefect_executor import PrefectExecutor
 from running.prefect_log import send_log_to_prefect
 from running.snapshot import new_run_folder, take_snapshot
@@ -43,8 +44,10 @@ class Begun:
     @contextmanager
     def executor(self, walk: Walk, opened: Opened) -> Iterator[PrefectExecutor]:
         """What runs nodes as Prefect tasks; its children end with the block, and what was made is in the mirror then."""
-        with self.host.store.workspace() as workspace, walk.giving():
+        metrics = MetricLog([*self.settings.running.loggers], self.folder / METRICS, self.settings.name)
+        with self.host.store.workspace() as workspace, walk.giving(), metrics:
             execution = Execution(walk, self.host.state, self.folder, self.pool, workspace, opened.deadline)
+            execution.on_metrics = metrics.send
             with opened.holding(execution):
                 yield PrefectExecutor(walk, execution, self.host.state)
 
@@ -59,4 +62,6 @@ def begin(settings: Settings) -> Begun:
     devices = settings.running.devices if settings.window.devices is None else settings.window.devices
     pool = DevicePool(host.state, devices, settings.running.cpu_slots, settings.running.share_devices)
     training.check(settings, on_gpu=bool(pool.gpus))
+    pool.check_count("running.training_devices", settings.running.training_devices)
+    check_loggers([*settings.running.loggers])
     return Begun(settings, host, pool, folder, snapshot)

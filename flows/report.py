@@ -17,6 +17,7 @@ from flows.report_training import draw_curves, training_section
 from flows.report_verdict import RULE, verdict
 from flows.train_draft import DraftRun
 from running.host import Host
+from running.metric_log import METRICS
 from running.walk import Step
 from tasks.formats import PLOT
 from tasks.markdown import markdown_table
@@ -33,7 +34,7 @@ def write_report(settings: Settings, host: Host, steps: list[Step], made: DraftR
     folder.mkdir(parents=True)
     curves = draw_curves(store, made, folder, host.state / "plots")
     plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]
-    sections = [*judgement(settings, host, made), *engine_section(made), training_section(made, curves)]
+    sections = [*judgement(settings, host, made), *engine_section(made), training_section(made, curves, run_folder / METRICS)]
     sections += [data_sections(settings, store, made), costs(store, steps), lineage(store, made)]
     title = f"Draft {settings.name} for {made.verifier.name}"
     text = f"# {title}\n\n" + "\n\n".join(sections) + "\n"

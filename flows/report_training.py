@@ -15,8 +15,8 @@ from tasks.formats import CURVES
 TRAINING_PLOT = "training.png"
 
 
-def training_section(made: DraftRun, plot: Path | None) -> str:
-    """Steps, loss, and how the draft was chosen; the plot where the curves are still there."""
+def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = None) -> str:
+    """Steps, loss, and how the draft was chosen; the plot where the curves are still there; what loggers wrote."""
     facts = facts_ref(made.training, "draft").facts
     sentence = f"{facts['steps']:,} steps, loss {facts['loss']:.3f} at the end. "
     if "replayed_length" in facts:
@@ -26,8 +26,13 @@ def training_section(made: DraftRun, plot: Path | None) -> str:
         )
     else:
         sentence += "Nothing was replayed meanwhile; the draft is that of the last step."
+    waited = facts_ref(made.training, "curves").facts.get("loader_share")
+    if waited is not None:
+        sentence += f" It waited for data in {waited:.1%} of the steps' time."
     if "continued_at" in facts:
         sentence += f" The first {facts['continued_at']:,} steps were taken over from a checkpoint of another training."
+    if metrics and metrics.is_dir():
+        sentence += f" Its loggers wrote into `{metrics}`."
     return f"## Training\n\n{sentence}" + (f"\n\n![curves of the training]({plot.name})" if plot else "")
 
 

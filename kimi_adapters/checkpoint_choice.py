@@ -8,14 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import torch
-from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
 
-from kimi_adapters.acceptance_length import total
-from kimi_adapters.draft import draft_config_values
+from kimi_adapters.acceptance_length import Acceptance, total
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.packing import PackedShards, Shard
+from kimi_adapters.process_group import Ranks
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.walk import answers_of, walk_sample
 
@@ -42,11 +40,17 @@ class HeldOut:
         """Those of the shards that are trained on."""
         return cls(data.shards, data.left_out, samples, k)
 
-    def length(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> float:
-        """The acceptance length, by chains of `k`, of the draft of these weights (on their own device, in float32)."""
+    def length(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], ranks: Ranks | None = None) -> float:
+        """The acceptance length, by chains of `k`, of the draft of these weights (on their own device, in float32).
+
+        Several ranks walk over a share of the samples each, and count together: none waits for another's replay.
+        """
         device = next(iter(tensors.values())).device
+        ranks = ranks or Ranks(device)
         runner = DraftRunner(config, tensors, device)
-        return total([walk_sample(runner, shard, sample, self.k) for shard, sample in self.samples], self.k).length
+        found = total([walk_sample(runner, shard, sample, self.k) for shard, sample in ranks.share(self.samples)], self.k)
+        tokens, steps, *accepted = map(int, ranks.sums([found.tokens, found.steps, *found.accepted]))
+        return Acceptance(tokens, steps, tuple(accepted)).length
 
 
 @dataclass
@@ -83,7 +87,8 @@ class BestSoFar:
 class CheckpointChoice:
     """When a run of `total_steps` is replayed, what came out best, and whether it has waited long enough for better."""
 
-    def __init__(self, recipe: Recipe, data: PackedShards, total_steps: int):
+    def __init__(self, recipe: Recipe, data: PackedShards, total_steps: int, config: Mapping[str, Any], ranks: Ranks):
+        self.config, self.ranks = config, ranks
         every = recipe.replay_every_steps
         self.every = -(-total_steps // REPLAYS) if every is None else every
         self.total_steps, self.patience = total_steps, recipe.patience
@@ -95,19 +100,18 @@ class CheckpointChoice:
         wanted = self.every > 0 and (step % self.every == 0 or step == self.total_steps)
         return wanted and bool(self.held_out.samples)
 
-    def judge(self, step: int, model: Eagle3DraftModel, trainable: Mapping[str, Tensor]) -> float:
-        """The acceptance length of the model as it is; its trained tensors are kept where none accepted more."""
-        length = self.held_out.length(draft_config_values(model.config, torch.float32), model.state_dict())
-        self.best.take(step, length, trainable)
+    def judge(self, step: int, tensors: Mapping[str, Tensor], trained: Collection[str]) -> float:
+        """The acceptance length of the draft as it is; the first rank keeps its trained tensors where none accepted more."""
+        length = self.held_out.length(self.config, tensors, self.ranks)
+        self.best.take(step, length, {name: tensors[name] for name in trained} if self.ranks.first else {})
         return length
 
-    def judge_again(self, best: BestSoFar, model: Eagle3DraftModel, curves: list[dict[str, float]]) -> None:
+    def judge_again(self, best: BestSoFar, tensors: Mapping[str, Tensor], curves: list[dict[str, float]]) -> None:
         """Takes over what another training had found best, by its replay here; replays made elsewhere leave `curves`."""
         for entry in curves:
             entry.pop("replayed_length", None)
         if best.step and self.held_out.samples:
-            config, tensors = draft_config_values(model.config, torch.float32), {**model.state_dict(), **best.tensors}
-            length = self.held_out.length(config, tensors)
+            length = self.held_out.length(self.config, {**tensors, **best.tensors}, self.ranks)
             self.best = BestSoFar(best.step, length, 0, best.tensors)
             curves[best.step - 1]["replayed_length"] = length
 

@@ -17,6 +17,7 @@ from errors import UserError
 from kimi_adapters.tensor_file import TensorFile, read_array
 
 OPEN_PACKS = 32
+STATES = ("hidden_states", "verifier_last_hidden_states")
 Batch = dict[str, Tensor]
 
 
@@ -69,11 +70,20 @@ class Shard:
     def state(self, name: str, start: int, stop: int) -> Tensor:
         """Rows of a state in float32, [stop - start, H]."""
         entry = self.states.entry(name)
-        width = entry.shape[1]
         if entry.dtype == "BF16":
-            raw = np.frombuffer(self.states.bytes(name), dtype="<i2").reshape(-1, width)[start:stop]
-            return torch.from_numpy(raw.copy()).view(torch.bfloat16).float()
+            return torch.from_numpy(self._bits(name)[start:stop].copy()).view(torch.bfloat16).float()
         return torch.from_numpy(read_array(self.states, name)[start:stop].astype(np.float32))
+
+    def copy_state(self, name: str, start: int, stop: int, target: Tensor) -> None:
+        """Copies rows of a state to `target`, bfloat16 to bfloat16 in one pass without the interpreter's lock."""
+        if target.dtype == torch.bfloat16 and self.states.entry(name).dtype == "BF16":
+            np.copyto(target.view(torch.int16).numpy(), self._bits(name)[start:stop])
+        else:
+            target.copy_(self.state(name, start, stop))
+
+    def _bits(self, name: str) -> np.ndarray:
+        """A bfloat16 state as it is mapped, [T, H] of 16 bits."""
+        return np.frombuffer(self.states.bytes(name), dtype="<i2").reshape(-1, self.states.entry(name).shape[1])
 
 
 class PackedShards:
@@ -144,25 +154,53 @@ class PackedShards:
 
         States are float32 whatever their file's dtype. UserError: a state that is not finite, with its sample.
         """
+        batch = self.read(pack)
+        begin = 0
+        for piece in pack:
+            rows = slice(begin, begin := begin + len(piece))
+            for name in STATES:
+                if not torch.isfinite(batch[name][0, rows]).all():
+                    raise UserError(
+                        f"{self.shards[piece.shard].path} has hidden states that are not finite in sample {piece.sample}; "
+                        "run validation, which quarantines it, or extract the shard again."
+                    )
+        return self.finished(batch, noise_seed)
+
+    def read(self, pack: Sequence[Piece], dtype: torch.dtype = torch.float32, pinned: bool = False) -> Batch:
+        """What `load` gives before its check and its noise, states in `dtype`, in pinned memory on request."""
         size, width = self.pack_tokens, len(self.layer_ids) * self.hidden_size
         batch = {
-            "input_ids": torch.zeros(1, size, dtype=torch.int64),
-            "hidden_states": torch.zeros(1, size, width),
-            "verifier_last_hidden_states": torch.zeros(1, size, self.hidden_size),
-            "loss_mask": torch.zeros(1, size, dtype=torch.bool),
-            "position_ids": torch.zeros(1, size, dtype=torch.int64),
-            "document_ids": torch.full((1, size), -1, dtype=torch.int64),
+            "input_ids": torch.empty(1, size, dtype=torch.int64, pin_memory=pinned),
+            "hidden_states": torch.empty(1, size, width, dtype=dtype, pin_memory=pinned),
+            "verifier_last_hidden_states": torch.empty(1, size, self.hidden_size, dtype=dtype, pin_memory=pinned),
+            "loss_mask": torch.empty(1, size, dtype=torch.bool, pin_memory=pinned),
+            "position_ids": torch.empty(1, size, dtype=torch.int64, pin_memory=pinned),
+            "document_ids": torch.empty(1, size, dtype=torch.int64, pin_memory=pinned),
         }
         begin = 0
         for document, piece in enumerate(pack):
             self._fill({name: value[0, begin : begin + len(piece)] for name, value in batch.items()}, document, piece)
             begin += len(piece)
+        for name, value in batch.items():
+            value[0, begin:] = -1 if name == "document_ids" else 0
+        return batch
+
+    def finished(self, batch: Batch, noise_seed: Sequence[int]) -> Batch:
+        """A batch that was `read`, on whatever device it is, in float32 and with the noise of this seed."""
+        states = {name: batch[name].float() for name in STATES}
         if self.noise:
             number = np.random.SeedSequence([self.seed, *noise_seed]).generate_state(1, np.uint64)[0]
-            generator = torch.Generator().manual_seed(int(number))
-            noise = torch.rand(batch["hidden_states"].shape, generator=generator)
-            batch["hidden_states"] += self.noise * (2 * noise - 1)
-        return batch
+            noisy = states["hidden_states"]
+            generator = torch.Generator(noisy.device).manual_seed(int(number))
+            noise = torch.rand(noisy.shape, generator=generator, device=noisy.device)
+            noisy += noise.mul_(2).sub_(1).mul_(self.noise)
+        return batch | states
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """That of the states' files: bfloat16 where all are, else float32."""
+        stored = {shard.states.entry("last").dtype for shard in self.shards}
+        return torch.bfloat16 if stored == {"BF16"} else torch.float32
 
     def _fill(self, rows: Batch, document: int, piece: Piece) -> None:
         shard = self.shards[piece.shard]
@@ -170,18 +208,12 @@ class PackedShards:
         rows["input_ids"].copy_(torch.from_numpy(shard.input_ids[start + 1 : stop + 1].astype(np.int64)))
         for i, name in enumerate(shard.state_names[:-1]):
             columns = slice(i * self.hidden_size, (i + 1) * self.hidden_size)
-            rows["hidden_states"][:, columns] = shard.state(name, start, stop)
-        rows["verifier_last_hidden_states"].copy_(shard.state("last", start + 1, stop + 1))
+            shard.copy_state(name, start, stop, rows["hidden_states"][:, columns])
+        shard.copy_state("last", start + 1, stop + 1, rows["verifier_last_hidden_states"])
         rows["loss_mask"].copy_(torch.from_numpy(shard.loss_mask[start + 1 : stop + 1]))
         rows["loss_mask"][: piece.unsupervised] = False
         rows["position_ids"].copy_(torch.arange(piece.start + 1, piece.stop + 1))
         rows["document_ids"].fill_(document)
-        for states in (rows["hidden_states"], rows["verifier_last_hidden_states"]):
-            if not torch.isfinite(states).all():
-                raise UserError(
-                    f"{shard.path} has hidden states that are not finite in sample {piece.sample}; "
-                    "run validation, which quarantines it, or extract the shard again."
-                )
 
     def _cut(self, number: int, sample: int) -> Iterator[Piece]:
         """A sample's documents that have a supervised token."""

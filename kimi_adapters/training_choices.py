@@ -7,7 +7,10 @@ from torch import Tensor
 from kimi_adapters.draft import attention_for
 from kimi_adapters.recipe import Recipe
 
-SUPERVISED_ROWS = "supervised rows"
+SUPERVISED_ROWS = "supervised rows"  # all of the draft but step 0's keys and values (ttt)
+HEAD_ROWS = "speculators, head by supervised rows"  # its layers over every index (ttt_head)
+SPECULATORS = "speculators"
+GPU_FORWARD = SPECULATORS  # until `python -m benchmarks.training` has shown HEAD_ROWS faster at no more memory
 
 
 def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
@@ -23,7 +26,7 @@ def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
         "device": device.type,
         "attention": attention_for(device),
         "loss": "fused" if cuda and fused_loss_works(recipe.loss, device) else "eager",
-        "forward": "speculators" if cuda else SUPERVISED_ROWS,
+        "forward": GPU_FORWARD if cuda else SUPERVISED_ROWS,
         "dtype": "bfloat16 autocast, float32 weights" if cuda else "float32",
     }
 

@@ -32,6 +32,13 @@ class Events:
             self._file.flush()
 
 
+def _pipe_to_parent(order: dict[str, Any]) -> int:
+    """The descriptor that the parent gave; torchrun hands on none, so a rank opens that of the process above it again."""
+    if order.get("ranks", 1) == 1:
+        return int(order["events"])
+    return os.open(f"/proc/{os.getppid()}/fd/{order['events']}", os.O_WRONLY)
+
+
 def _jobs(order: dict[str, Any], events: Events) -> list[Job]:
     pace = Pace(Path(order["pace"]["folder"]), order["pace"]["place"]) if order["pace"] else None
     return [
@@ -84,7 +91,7 @@ def main() -> int:
     gc.set_threshold(100_000, 50, 50)  # the imports of a training child make millions of objects that stay: 2 s less
     order = json.loads(Path(sys.argv[1]).read_text())
     hide_other_checkouts(Path(order["snapshot"]))
-    events = Events(order["events"])
+    events = Events(_pipe_to_parent(order))
     try:
         _work(order, events)
     except BaseException as error:  # whatever it is, the parent must hear of it

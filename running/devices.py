@@ -1,4 +1,4 @@
-"""Leases of devices: one child a device, over all runs of one host.
+"""Leases of devices: one child a device, or several devices a child that trains, over all runs of one host.
 
 On a machine with GPUs an accelerator is a GPU that no other process uses; without one, and for light work, it is a share of
 the processor. A lease is a flock on a file of the device, so a killed holder frees it.
@@ -9,9 +9,9 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from errors import UserError
@@ -25,12 +25,14 @@ LOSSES = 2  # children that die on a device before it is put aside
 class Device:
     """A leased device: ``name`` is ``cpu:0`` or ``cuda:3``, ``threads`` the processor threads that go with it.
 
-    ``model`` is a GPU's, with its driver; empty for a processor.
+    ``model`` is a GPU's, with its driver; empty for a processor. ``count`` devices of one child are ``cuda:0,1``; ``threads``
+    are then those of each.
     """
 
     name: str
     threads: int
     model: str = ""
+    count: int = 1
 
     @property
     def environment(self) -> dict[str, str]:
@@ -48,8 +50,15 @@ class Device:
 
     @property
     def torch_name(self) -> str:
-        """The device as the child's torch names it: it sees one GPU only."""
+        """The device as the child's torch names it: it sees no GPU but its own."""
         return "cuda" if self.name.startswith("cuda:") else "cpu"
+
+
+def together(devices: Sequence[Device]) -> Device:
+    """Devices of one kind as that of one child."""
+    kind = devices[0].name.partition(":")[0]
+    numbers = ",".join(device.name.partition(":")[2] for device in devices)
+    return replace(devices[0], name=f"{kind}:{numbers}", count=len(devices))
 
 
 def _nvidia_smi(query: str) -> list[list[str]]:
@@ -165,12 +174,23 @@ class DevicePool:
         return None
 
     @contextmanager
-    def lease(self, kind: str, check: Callable[[], None]) -> Iterator[Device]:
-        """Wait for a device; ``check`` may raise while it waits."""
-        while (leased := self.try_lease(kind)) is None:
+    def lease(self, kind: str, check: Callable[[], None], count: int = 1) -> Iterator[Device]:
+        """Wait for ``count`` devices at once and hold none while one is missing; ``check`` may raise while it waits."""
+        while True:
+            with ExitStack() as held:
+                found: list[Device] = []
+                while len(found) < count and (leased := self.try_lease(kind)):
+                    held.callback(os.close, leased[1])
+                    found.append(leased[0])
+                if len(found) == count:
+                    yield together(found)
+                    return
             check()
             time.sleep(0.1)
-        try:
-            yield leased[0]
-        finally:
-            os.close(leased[1])
+
+    def check_count(self, setting: str, count: int) -> None:
+        """Refuse a number of accelerators that this host will never have."""
+        offered = len(self.candidates("accelerator"))
+        if count > offered:
+            kind = "GPUs" if self.gpus else "processor shares (running.cpu_slots)"
+            raise UserError(f"{setting} is {count}, and this run may lease {offered} {kind}: lower it")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,6 +52,7 @@ class Execution:
         self._started: dict[str, float] = {}
         self._devices: dict[str, Device] = {}
         self._progress = ProgressLog()
+        self.on_metrics: Callable[[dict[str, Any]], None] = lambda event: None
         self._commit = _git_commit()
 
     def do(self, decision: Decision) -> Record:
@@ -85,7 +86,7 @@ class Execution:
             if node.stage.gathers:
                 self._gathered(order)
             else:
-                with self.pool.lease(node.stage.device, lambda: self._check(node)) as device:
+                with self.pool.lease(node.stage.device, lambda: self._check(node), node.devices) as device:
                     self.time.require([order])
                     self._child([order], device)
             shutil.rmtree(order.scratch, ignore_errors=True)
@@ -173,7 +174,10 @@ class Execution:
                     self._started[later.key] = time.monotonic()
 
         def on_progress(order: Order, event: dict[str, Any]) -> None:
-            self._progress.show(order.node.label, event)
+            if event["event"] == "metrics":
+                self.on_metrics(event)
+            else:
+                self._progress.show(order.node.label, event)
 
         try:
             with self.time.stoppable(orders):
@@ -186,7 +190,7 @@ class Execution:
     def _check(self, node: Node) -> None:
         """Raise once the run has been told to stop, or no device is left for a node."""
         self.children.check()
-        if not self.pool.candidates(node.stage.device):
+        if len(self.pool.candidates(node.stage.device)) < node.devices:
             names, said = ", ".join(self.pool.aside), list(self.pool.aside.values())[-1]
             raise ChildFailed(f"no device is left for {node.label}: two children died on each of {names}; the last: {said}")
 

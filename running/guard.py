@@ -14,11 +14,11 @@ class UndeclaredRead(PermissionError):
     """A stage opened a file that it does not declare among its inputs."""
 
 
-def die_with_parent() -> None:
-    """Kill this process group when standard input closes: the other end is held by the parent and by nobody else."""
+def die_with_parent(pipe: int = 0) -> None:
+    """Kill this process group when ``pipe`` closes: the other end is held by the parent and by nobody else."""
 
     def watch() -> None:
-        while os.read(0, 1):
+        while os.read(pipe, 1):
             pass
         os.killpg(os.getpgrp(), signal.SIGKILL)
 

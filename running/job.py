@@ -1,7 +1,7 @@
 """What a stage's computation sees inside its child: its settings, its declared inputs, where to write and whom to tell."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,10 @@ class Job:
     def stopping(self) -> bool:
         """Whether the run asks this node to leave a checkpoint and to raise ``ToldToStop``: its time is over."""
         return (self.scratch / STOP).exists()
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Tell what was measured at a step, for the loggers of the run."""
+        self.send({"event": "metrics", "key": self.key, "step": step, "values": dict(values)})
 
     def finish(self, outputs: dict[str, Sealed], tokens: int = 0, measured: dict[str, float] | None = None) -> None:
         """Hand over the outputs; they are committed and recorded from here on, whatever happens to this child later.

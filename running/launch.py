@@ -20,6 +20,7 @@ from errors import ToldToStop, UserError
 from running.devices import Device
 from running.job import read_outputs
 from running.pace import join
+from running.ranks import KILLED
 
 log = logging.getLogger("eyas")
 
@@ -144,6 +145,7 @@ def _order_file(place: Place, orders: list[Order], device: Device, events: int, 
         "gathers": first.stage.gathers,
         "device": device.torch_name,
         "threads": device.threads,
+        "ranks": device.count,
         "events": events,
         "pace": pace,
         "workspace": str(place.workspace),
@@ -182,10 +184,10 @@ def run_child(
     order_path = _order_file(place, orders, device, writing, pace)
     log_path = order_path.with_suffix(".log")
     by_key = {order.key: order for order in orders}
-    error: dict[str, Any] | None = None
+    errors: list[dict[str, Any]] = []
     with open(reading, "rb") as events, open(log_path, "wb") as output, ExitStack() as stack:
         handed_over = [stack.enter_context(open(end, "wb")) for end in (writing, *([pace["place"]] if pace else []))]
-        command = [sys.executable, "-P", "-m", "running.child", str(order_path)]
+        command = [sys.executable, "-P", "-m", "running.ranks" if device.count > 1 else "running.child", str(order_path)]
         child = place.children.started(
             command,
             stdin=subprocess.PIPE,
@@ -202,7 +204,7 @@ def run_child(
         for line in events:
             event = json.loads(line)
             if event["event"] == "error":
-                error = event
+                errors.append(event)
             elif event["event"] == "outputs":
                 order = by_key[event["key"]]
                 order.outputs = read_outputs(event)
@@ -212,7 +214,7 @@ def run_child(
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
     place.children.check()
-    _judge(process.returncode, error, orders, log_path)
+    _judge(process.returncode, errors, orders, log_path)
 
 
 def end_child(child: "subprocess.Popen[bytes]", patience: float = 4.0) -> None:
@@ -226,10 +228,14 @@ def end_child(child: "subprocess.Popen[bytes]", patience: float = 4.0) -> None:
         child.wait()
 
 
-def _judge(code: int, error: dict[str, Any] | None, orders: list[Order], log_path: Path) -> None:
+def _judge(code: int, errors: list[dict[str, Any]], orders: list[Order], log_path: Path) -> None:
+    """Of several ranks' errors the killed rank's counts, else the first: the others lost their neighbour."""
     missing = [order for order in orders if not order.outputs]
+    error = next((event for event in errors if event["kind"] == KILLED), errors[0] if errors else None)
     if error and error["kind"] == ToldToStop.__name__:
         raise ToldToStop(error["message"])
+    if error and error["kind"] == KILLED:
+        raise ChildKilled(f"{error['message']} of {orders[0].node.label} (its log: {log_path})")
     if error and error["kind"] == "user":
         raise UserError(error["message"])
     if error:

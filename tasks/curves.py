@@ -20,6 +20,12 @@ def curves_parquet(curves: Sequence[Mapping[str, float]]) -> bytes:
     return buffer.getvalue()
 
 
+def loader_share(curves: Sequence[Mapping[str, float]]) -> float:
+    """The share of the steps' time in which the first rank waited for packs."""
+    timed = [entry for entry in curves if "loader_wait" in entry]
+    return sum(entry["loader_wait"] for entry in timed) / max(sum(entry["seconds"] for entry in timed), 1e-9)
+
+
 def read_curves(file: Any) -> dict[str, list[float | None]]:
     """Column name -> a value a step, from an open file."""
     from pyarrow import parquet

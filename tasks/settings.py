@@ -263,6 +263,17 @@ class RunningSettings(Section):
         "what earlier runs measured; one while nothing is",
     )
     generation_batch: int = Field(64, gt=0, description="Rows that the verifier decodes at once")
+    training_devices: int = Field(
+        1, gt=0, description="GPUs that a training shares a step's packs out to; without GPUs, shares of the processor"
+    )
+    loggers: list[Literal["tensorboard", "wandb"]] = Field(
+        [],
+        description="Where a training's curves go while it runs; tensorboard writes into the run's folder; wandb takes its "
+        "key from the environment",
+    )
+    training_sharding: Literal["none", "fsdp"] = Field(
+        "none", description="What each of them holds: a replica of the draft, or with fsdp a share of its trained tensors"
+    )
 
 
 class Settings(Section):
@@ -294,6 +305,11 @@ class Settings(Section):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         recipe = self.training
+        if self.running.training_devices > recipe.packs_per_step:
+            raise ValueError(
+                f"running.training_devices is {self.running.training_devices}, and a step has {recipe.packs_per_step} packs to "
+                "share out: raise training.packs_per_step or lower training_devices"
+            )
         if self.acceptance.k > recipe.ttt_steps:
             raise ValueError(
                 f"acceptance.k is {self.acceptance.k}, and training.ttt_steps trains chains of {recipe.ttt_steps}: raise "

@@ -54,8 +54,17 @@ def node(
         inputs["continued"] = Input(memo.digest(path), path=str(path))
     inputs |= {"parent": parent} if parent else {}
     tokens = sum(shard.tokens for shard in shards) * settings.training.epochs
+    running = settings.running
     layers = states[0].node.settings["layer_ids"] if states else []
-    return Node(STAGE, "", {**settings.training.recipe(), "layer_ids": layers}, inputs, tokens=tokens)
+    return Node(
+        STAGE,
+        "",
+        {**settings.training.recipe(), "layer_ids": layers},
+        inputs,
+        tokens=tokens,
+        knobs={"sharding": running.training_sharding},
+        devices=running.training_devices,
+    )
 
 
 def _newest_checkpoint(state: Path, key: str) -> Path:
@@ -73,8 +82,16 @@ def _newest_checkpoint(state: Path, key: str) -> Path:
 def compute(job: Job) -> None:
     """Train; outputs: ``draft`` (speculators format), ``start`` (the trainable tensors before the first step), ``curves``.
 
-    The draft is that of the step whose replay on held-out samples accepted most.
+    The draft is that of the step whose replay on held-out samples accepted most. Every rank of the child does this; the first
+    one writes and tells.
     """
+    from kimi_adapters.process_group import joined
+
+    with joined(job.device) as ranks:
+        _train(job, ranks)
+
+
+def _train(job: Job, ranks: Any) -> None:
     import torch
 
     from kimi_adapters.draft import save_draft, verifier_rows
@@ -84,7 +101,7 @@ def compute(job: Job) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
-    from tasks.curves import curves_parquet
+    from tasks.curves import curves_parquet, loader_share
     from tasks.shard_files import left_out, shard_files
 
     torch.set_num_threads(job.threads)
@@ -106,6 +123,7 @@ def compute(job: Job) -> None:
     def progress(entry: dict[str, Any]) -> None:
         note = f"loss {entry['loss']:.3f}, first token right {entry['acc_0']:.0%}, lr {entry['lr']:.1e}"
         job.progress(entry["step"], entry["total_steps"], "steps", note)
+        job.metrics(entry["step"], {name: value for name, value in entry.items() if name not in ("step", "total_steps")})
 
     rows = verifier_rows(checkpoint, vocabulary)
     recipe, parent, begun = _begin(job, recipe, checkpoint.config, rows, vocabulary)
@@ -117,11 +135,14 @@ def compute(job: Job) -> None:
         vocabulary,
         job.scratch / "checkpoints",
         progress,
-        job.device,
+        ranks,
+        job.knobs["sharding"],
         parent=parent,
         continue_from=job.paths.get("continued"),
         should_stop=job.stopping,
     )
+    if not ranks.first:
+        return
     draft, start, curves = job.writer("draft"), job.writer("draft_start"), job.writer("curves")
     save_draft(result.model, draft.open)
     with start.open(START) as file:
@@ -150,7 +171,9 @@ def compute(job: Job) -> None:
                 **begun,
             ),
             "start": start.seal(seed=recipe.seed),
-            "curves": curves.seal(steps=len(result.curves), tokens=supervised, loss=loss),
+            "curves": curves.seal(
+                steps=len(result.curves), tokens=supervised, loss=loss, loader_share=round(loader_share(result.curves), 4)
+            ),
         },
         tokens=trained,
     )

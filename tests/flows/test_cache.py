@@ -120,7 +120,7 @@ def test_comments_docstrings_formatting_and_retries_rerun_nothing(project: Proje
         path = project.folder / file
         path.write_text(path.read_text() + "\n\n\n# a remark\n")
     project.edit("tasks/hidden_states.py", "gathers=True", "retries=4, gathers=True")
-    project.edit("kimi_adapters/trainer.py", '"""Runs a recipe over packs.', '"""Trains, in other words.')
+    project.edit("kimi_adapters/training_loop.py", '"""Runs a recipe over packs.', '"""Trains, in other words.')
     project.edit("kimi_adapters/packing.py", "OPEN_PACKS = 32", "OPEN_PACKS = (\n    32\n)")
     assert {node["status"] for node in project.nodes("plan")} == {"hit"}
 

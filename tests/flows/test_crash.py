@@ -30,9 +30,9 @@ def slow_extraction(project: Project, seconds: float = 0.5) -> None:
 def slow_training(project: Project) -> None:
     """A fifth of a second more a step."""
     project.edit(
-        "kimi_adapters/trainer.py",
-        "            self.global_step += 1\n",
-        "            self.global_step += 1\n            time.sleep(0.2)\n",
+        "kimi_adapters/training_loop.py",
+        "        self.global_step += 1\n",
+        "        self.global_step += 1\n        time.sleep(0.2)\n",
     )
 
 

@@ -41,7 +41,7 @@ def made(folder: Path, facts: dict[str, Any], replays: dict[int, float]) -> tupl
     workspace.mkdir()
     draft, drawn = ArtifactWriter("draft", workspace), ArtifactWriter("curves", workspace)
     drawn.write(CURVES, curves_parquet(curves(replays)))
-    outputs = {"draft": store.commit(draft.seal(**facts)), "curves": store.commit(drawn.seal(steps=60))}
+    outputs = {"draft": store.commit(draft.seal(**facts)), "curves": store.commit(drawn.seal(steps=60, loader_share=0.0214))}
     return store, cast(DraftRun, Run(Made(Node(Stage("training", "tasks.training", ()), "", {}, {}), outputs)))
 
 
@@ -50,8 +50,15 @@ def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
     store, run = made(tmp_path, facts, {15: 1.2, 30: 1.754, 45: 1.5, 60: 1.7})
     plot = draw_curves(store, run, tmp_path, tmp_path / "plots")
     assert plot is not None and plot.read_bytes().startswith(b"\x89PNG") and plot.stat().st_size > 20_000
-    text = training_section(run, plot)
-    assert "step 30" in text and "16 held-out samples" in text and "1.75 tokens a step" in text and f"]({plot.name})" in text
+    text = training_section(run, plot, tmp_path / "no loggers")
+    assert "loggers" not in text and f"Its loggers wrote into `{tmp_path}`" in training_section(run, plot, tmp_path)
+    assert (
+        "step 30" in text
+        and "16 held-out samples" in text
+        and "1.75 tokens a step" in text
+        and "in 2.1% of" in text
+        and f"]({plot.name})" in text
+    )
     shutil.rmtree(store.folder(run.training.outputs["curves"].digest))  # type: ignore[index]
     assert draw_curves(store, run, tmp_path, tmp_path / "plots") is None and "![" not in training_section(run, None)
 

@@ -101,8 +101,9 @@ def learnable_shard(directory: Path, count: int, seed: int = 0) -> ShardFiles:
 
 
 def timeless(curves: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """Curves without the one column that the clock writes."""
-    return [{name: value for name, value in entry.items() if name != "tokens_per_s"} for entry in curves]
+    """Curves without the columns that the clock writes."""
+    clocked = ("tokens_per_s", "seconds", "loader_wait")
+    return [{name: value for name, value in entry.items() if name not in clocked} for entry in curves]
 
 
 def save(path: Path, tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> None:

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from kimi_adapters import training_choices
 from kimi_adapters.draft import draft_config_values
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.packing import PackedShards
+from kimi_adapters.prefetch import Prefetch, Wanted
+from kimi_adapters.process_group import Ranks
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, generator, samples, timeless, write_shard
@@ -22,7 +25,7 @@ def run(directory: Path, device: str) -> TrainResult:
     files = [write_shard(directory / str(i), samples(24, seed=i)) for i in range(2)]
     data = PackedShards(files, LAYER_IDS, RECIPE.pack_tokens, RECIPE.ttt_steps)
     told: list[dict[str, Any]] = []
-    return train(RECIPE, data, VERIFIER, tiny_rows(), VOCABULARY, directory / device, told.append, device)
+    return train(RECIPE, data, VERIFIER, tiny_rows(), VOCABULARY, directory / device, told.append, Ranks(device))
 
 
 def test_training_follows_the_cpus_curve_and_says_what_it_chose(tmp_path: Path) -> None:
@@ -38,6 +41,26 @@ def test_training_follows_the_cpus_curve_and_says_what_it_chose(tmp_path: Path) 
     again = run(tmp_path, "cuda")
     assert timeless(again.curves) == timeless(gpu.curves)
     assert all(p.dtype == torch.float32 for p in gpu.model.parameters())
+
+
+def test_the_head_over_supervised_rows_follows_the_stock_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = run(tmp_path / "stock", "cuda")
+    monkeypatch.setattr(training_choices, "GPU_FORWARD", training_choices.HEAD_ROWS)
+    ours = run(tmp_path / "ours", "cuda")
+    assert ours.choices["forward"] == training_choices.HEAD_ROWS
+    mine, theirs = ([entry["loss"] for entry in result.curves] for result in (ours, stock))
+    assert mine[0] == pytest.approx(theirs[0], rel=0.005) and mine[-1] == pytest.approx(theirs[-1], rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_packs_arrive_on_the_device_with_their_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    data = PackedShards([write_shard(tmp_path, samples(24), dtype=dtype)], LAYER_IDS, RECIPE.pack_tokens, RECIPE.ttt_steps)
+    wanted: list[Wanted] = [(pack, (0, number)) for number, pack in enumerate(data.packs(0))]
+    with Prefetch(data, torch.device("cuda"), wanted) as batches:
+        for pack, _ in wanted:
+            ours, theirs = batches.take(), data.load(pack)
+            assert all(torch.equal(ours[name].cpu(), theirs[name]) for name in theirs)
+            batches.check()
 
 
 def test_the_runner_drafts_on_a_gpu_what_it_drafts_on_a_cpu(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
 from kimi_adapters.training_checkpoint import load_checkpoint
 from kimi_adapters.training_choices import choose, fused_loss_works
+from kimi_adapters.training_loop import DraftTrainer
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, samples, timeless, write_shard
 from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
 
@@ -223,8 +224,6 @@ def test_head_and_embeddings_learn_where_asked_and_are_checkpointed(tmp_path: Pa
 
 
 def test_the_loop_is_speculators_trainers_with_its_methods_replaced_whole() -> None:
-    from kimi_adapters.trainer import DraftTrainer
-
     assert issubclass(DraftTrainer, Trainer)
     broken_on_cpu = {"setup_trainer", "setup_model", "setup_optimizer", "train_epoch", "run_training", "maybe_save_checkpoint"}
     assert broken_on_cpu <= vars(DraftTrainer).keys()

@@ -1,0 +1,39 @@
+"""Ranks as forked processes of a test, joined by gloo over a file: what they import is there already."""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from kimi_adapters.process_group import Ranks
+
+
+def on_ranks(count: int, meeting: Path, work: Callable[[Ranks], None]) -> list[int | None]:
+    """Does `work` on each of `count` ranks; their exit codes, 0 where it came to its end."""
+
+    def child(rank: int) -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        try:
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count)
+            work(Ranks("cpu"))
+            dist.destroy_process_group()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # its neighbours must not wait for its goodbye
+
+    torch.set_num_threads(1)  # a forked child must not wait for threads that stayed behind
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=child, args=(rank,)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
