@@ -18,6 +18,7 @@ from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_c
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import PackedShards, ShardFiles
+from kimi_adapters.process_group import Ranks
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.token_choice import Greedy, Sampling
 from kimi_adapters.trainer import train
@@ -65,7 +66,7 @@ def train_draft(
     if name == "stock":
         config, tensors, steps = _stock(recipe, data, verifier, rows, vocabulary, device)
     else:
-        result = train(recipe, data, verifier, rows, vocabulary, scratch, lambda entry: None, device)
+        result = train(recipe, data, verifier, rows, vocabulary, scratch, lambda entry: None, Ranks(device))
         config, tensors = draft_config_values(result.model.config, torch.float32), result.model.state_dict()
         steps = len(result.curves)
     return DraftRunner(config, tensors, device), steps
