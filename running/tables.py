@@ -65,7 +65,7 @@ def pass_line(steps: list[Step]) -> str:
 
 def summary(result: dict[str, Any]) -> str:
     """What ``eyas run`` prints at its end."""
-    judged = acceptance_table(result["acceptance"], result["engines"])
+    judged = acceptance_table(result["acceptance"], result.get("engines", []))
     parts = [judged, stage_table([Step(**node) for node in result["nodes"]])]
     parts.append(f"report      {result['report']}\ncheckpoint  {result['checkpoint']}")
     return "\n\n" + "\n\n".join(parts)
