@@ -82,7 +82,7 @@ def train_draft(
     for final in (*judged, exported):
         if final.outputs is not None:
             run.require(final)
-    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, states)
+    return DraftRun(target, corpora, checked, words, draft, judged, exported, taken, states=states)
 
 
 def obtain_verifier(settings: Settings, run: Executor, memo: Any) -> Verifier:
