@@ -16,9 +16,10 @@ Finished = tuple[Project, list[dict[str, Any]]]
 FOLLOWING = {"training", "acceptance", "export"}
 
 
-def ask(api: str, path: str, body: dict[str, Any]) -> Any:
+def ask(api: str, path: str, body: dict[str, Any] | None) -> Any:
     """What Prefect's API answers."""
-    request = urllib.request.Request(f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{api}/{path}", data, {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(request, timeout=30))
 
 
