@@ -69,11 +69,12 @@ def test_a_trained_head_and_a_packs_share_of_its_step() -> None:
 def test_nothing_as_wide_as_the_vocabulary_outlives_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ttt_head, "CHUNK", 8)
     model, batch, config = tiny_draft(), pack(), resolve_loss_config("kl_div", "eager")
-    width = model.config.draft_vocab_size
+    width, hidden = model.config.draft_vocab_size, model.hidden_size
     kept: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel() // width if tensor.shape[-1:] == (width,) else 0)
+        rows = tensor.shape[-1:] == (width,) and tensor.shape[-2:] != (hidden, width)  # the head itself aside
+        kept.append(tensor.numel() // width if rows else 0)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

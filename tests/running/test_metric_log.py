@@ -37,9 +37,10 @@ def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     serve("wandb", "draft", str(tmp_path), [json.dumps({"step": step, "values": {"loss": 1 / step}}) for step in (1, 2)])
+    assert wandb.run is not None and wandb.run.summary["loss"] == 0.5
     wandb.finish()  # as the process's end does
     (found,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    assert b"loss" in found.read_bytes()
+    assert found.stat().st_size > 0
 
 
 def test_a_logger_that_dies_or_hangs_disturbs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
