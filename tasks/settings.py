@@ -12,6 +12,7 @@ from tasks.engine_settings import EndpointSettings, EngineAcceptance, EngineSett
 from tasks.operation_settings import BudgetSettings, WindowSettings
 from tasks.promotion_settings import PromotionSettings
 from tasks.section import Section
+from tasks.training_settings import TrainingSettings
 
 
 class VerifierSettings(Section):
@@ -104,91 +105,6 @@ class VocabularySettings(Section):
     """The draft's vocabulary."""
 
     size: int = Field(8192, gt=0, description="Tokens the draft can propose; special tokens are always among them")
-
-
-class TrainingSettings(Section):
-    """The recipe. Draft shapes left empty follow the parent draft, else the verifier."""
-
-    lr: float = Field(1e-3, gt=0)
-    epochs: int = Field(5, gt=0)
-    scheduler: Literal["cosine", "linear", "none"] = "cosine"
-    warmup_ratio: float | None = Field(
-        None, ge=0, le=1, description="Share of the steps in which the rate rises; empty: 0.02, none without a scheduler"
-    )
-    weight_decay: float = Field(0.01, ge=0)
-    grad_clip: float = Field(1.0, gt=0)
-    pack_tokens: int = Field(256, gt=8, description="Tokens of one packed sequence")
-    packs_per_step: int = Field(1, gt=0, description="Packs of one optimizer step, whatever the number of devices")
-    ttt_steps: int = Field(3, gt=0, description="Length of the chain that is trained")
-    ttt_decay: float = Field(1.0, gt=0)
-    loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = "kl_div"
-    noise: float = Field(0.0, ge=0, description="Half-width of uniform noise on the auxiliary states; train split only")
-    seed: int = 0
-    checkpoint_every_steps: int = Field(50, gt=0)
-    replay_every_steps: int | None = Field(
-        None,
-        ge=0,
-        description="Steps between replays on held-out samples, by which the draft is chosen; empty: a quarter "
-        "of the run; 0: the last step's draft is taken",
-    )
-    replay_samples: int = Field(16, gt=0, description="Held-out samples of such a replay")
-    patience: int | None = Field(None, gt=0, description="Replays without a better one after which training ends; empty: never")
-    continue_from: str | None = Field(
-        None,
-        min_length=8,
-        pattern="^[0-9a-f]+$",
-        description="Key (or its beginning) of a training that was cut short; this "
-        "one goes on from its newest checkpoint, whatever has changed since",
-    )
-    parent: str | None = Field(
-        None,
-        min_length=1,
-        description="A draft to start from: an alias (champion), a digest (or its beginning) in the store, or the folder of a "
-        "published draft; shapes left empty are its own",
-    )
-    min_parent_coverage: float = Field(
-        0.98,
-        ge=0,
-        le=1,
-        description="The parent's vocabulary is kept while it covers this share of what a new one of vocabulary.size would",
-    )
-    layer: Literal["llama", "qwen3"] = Field("llama", description="qwen3: with norms over each head's queries and keys")
-    num_layers: int = Field(1, gt=0)
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int | None = None
-    max_position_embeddings: int | None = Field(None, description="At least the serving length")
-    rope: Literal["plain", "verifier"] = Field(
-        "plain", description="verifier: positions stretched as the verifier's are (YaRN), which engines read differently"
-    )
-    rope_theta: float | None = Field(None, gt=0, description="Base of the rotary positions")
-    train_lm_head: bool = Field(False, description="Train the head, too, instead of keeping the verifier's rows")
-    train_embeddings: bool = Field(False, description="Train the embeddings, too: 12 bytes a number more on every device")
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-
-    def recipe(self) -> dict[str, Any]:
-        """What the draft is shaped and trained by: all but where it begins."""
-        return self.model_dump(exclude={"continue_from", "parent", "min_parent_coverage"})
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.scheduler == "none" and self.warmup_ratio:
-            raise ValueError("training.warmup_ratio needs a scheduler, and training.scheduler is none: leave one of them empty")
-        if self.norm_before_fc and self.fc_norm:
-            raise ValueError("training.norm_before_fc and training.fc_norm exclude each other: choose one")
-        if self.pack_tokens <= 2 * self.ttt_steps:
-            raise ValueError(f"training.pack_tokens is too short for {self.ttt_steps} training.ttt_steps: raise it")
-        if self.replay_every_steps == 0 and self.patience is not None:
-            raise ValueError("training.patience counts replays, and training.replay_every_steps is 0: leave one of them empty")
-        if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise ValueError("training.num_kv_heads does not divide training.num_heads: choose one that does")
-        if self.head_dim and self.head_dim % 2:
-            raise ValueError("training.head_dim is odd, and rotary positions turn halves of it: give an even one")
-        return self
 
 
 class AcceptanceSettings(EngineAcceptance):
