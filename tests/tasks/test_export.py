@@ -14,13 +14,15 @@ from errors import UserError
 from kimi_adapters.draft import save_draft
 from kimi_adapters.draft_reload import first_drafts
 from kimi_adapters.draft_vocabulary import DraftVocabulary
+from kimi_adapters.engine_rules import check_engine
 from kimi_adapters.published_draft import read_published
 from kimi_adapters.recipe import Recipe
+from kimi_adapters.tiny_config import Options, config_values
 from kimi_adapters.torch_file import write_tensors
 from tasks import export
 from tasks.formats import ACCEPTANCE
 from tasks.handles import Verifier
-from tasks.settings import Settings
+from tasks.settings import Settings, TrainingSettings
 from tests.kimi_adapters.draft_fixtures import VERIFIER, VOCABULARY, generator, outputs_in, save, verifier_tensors
 from tests.kimi_adapters.draft_models import tiny_draft
 from tests.kimi_adapters.sglang_loader import load
@@ -155,6 +157,15 @@ def test_the_plan_refuses_before_anything_is_spent() -> None:
     with pytest.raises(UserError, match=r"training\.norm_before_residual"):
         export.check(settings(training={"norm_before_residual": True}), target("llama"), [2, 5, 9])
     export.check(settings(training={"norm_before_residual": True}, export={"engine": "vllm"}), target("llama"), [2, 5, 9])
+
+
+def test_a_verifiers_stretch_is_known_to_the_plan(tmp_path: Path) -> None:
+    """Kimi-K2.5's: YaRN whose two mscales cancel out, which both engines can be told."""
+    (tmp_path / "config.json").write_text(json.dumps(config_values(Options())))
+    rope = export._stretch(Verifier("kimi", {}, "", Input("", path=str(tmp_path)), None))
+    assert rope["rope_type"] == "yarn" and rope["attention_factor"] == 1.0 and "softmax_factor" not in rope
+    for engine in ("vllm", "sglang"):
+        check_engine(engine, TrainingSettings().model_dump(), [2, 3, 4], "deepseek_v3", "bfloat16", rope)
 
 
 def judged(**facts: Any) -> Made:
