@@ -14,6 +14,7 @@ from tasks import (
     export,
     hidden_states,
     legacy,
+    parents,
     synthesis,
     training,
     validation,
@@ -59,6 +60,7 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
     layer_ids = hidden_states.layer_ids(settings, target)
+    parent = parents.find(settings, target, layer_ids, memo)
     export.check(settings, target, layer_ids)
     comparison.check(settings, target, layer_ids, decodes=settings.acceptance.prompts is not None)
     answered = run.map(synthesis.nodes(settings, target))
@@ -70,14 +72,14 @@ def train_draft(settings: Settings, run: Executor, memo: Any, forgotten: Callabl
     gate_sides(settings, [*corpora, *taken])
     own = corpus.shards(corpora)
     shards = [*own, *legacy.shards(taken)]
-    words = run.run(vocabulary.node(settings, shards, target))
+    words = run.run(vocabulary.node(settings, shards, target, parent))
     gate_coverage(settings, words)
     states = [*run.map(hidden_states.nodes(settings, own, target)), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))
     gate_faults(settings, checks)
     checked = run.run(validation_merge.node(settings, checks))
     gate_quarantine(settings, checked)
-    draft = run.run(training.node(settings, shards, states, checked, words, target, memo))
+    draft = run.run(training.node(settings, shards, states, checked, words, target, memo, parent))
     judging = acceptance.nodes(settings, shards, states, checked, draft, target)
     judged = run.map(judging)
     compared = run.map(comparison.nodes(settings, judging, target, memo))

@@ -1,12 +1,13 @@
-"""Greedy draft-and-verify decoding with a real verifier and a real draft, and its plain twin."""
+"""Draft-and-verify decoding with a real verifier and a real draft, greedy or sampled, and its plain greedy twin."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kimi_adapters.acceptance_length import Acceptance, leading_matches
+from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.draft_runner import DraftRunner
+from kimi_adapters.token_choice import Greedy, TokenChoice
 from kimi_adapters.verifier import Verifier
 
 
@@ -40,13 +41,15 @@ def decode(
     k: int,
     max_new_tokens: int,
     stop_ids: Collection[int],
+    choice: TokenChoice | None = None,
 ) -> DecodeResult:
-    """Greedy decoding in which the draft proposes `k` tokens and one verifier step judges them all.
+    """Decoding in which the draft proposes `k` tokens and one verifier step judges them all, by `choice` (None: greedily).
 
-    The output is that of `greedy`. A step emits the proposals that equal the verifier's own choices, up to the first
-    that does not, and the verifier's choice there (Leviathan et al. 2023, at temperature 0); both caches are rolled
-    back to what was emitted. UserError when prompt and answer do not fit the verifier's context.
+    The output is that of `greedy`, or with `token_choice.Sampling` as likely as the verifier's own sampling makes it. A step
+    emits the proposals that stay and one token of the verifier's (Leviathan et al. 2023); both caches are rolled back to
+    what was emitted. UserError when prompt and answer do not fit the verifier's context.
     """
+    choice = choice or Greedy()
     capacity = len(prompt_ids) + max_new_tokens
     cache, draft_cache = verifier.new_cache(1, capacity), draft.new_cache(capacity)
     aux_ids = draft.shape.layer_ids
@@ -54,16 +57,16 @@ def decode(
     steps = 0
 
     step = verifier.forward(torch.tensor([list(prompt_ids)]), cache, aux_ids)
-    output = [int(verifier.logits(step.last[0, -1]).argmax())]
+    output = [choice.first(verifier.logits(step.last[0, -1]))]
     hidden = draft.feed(step.aux[0], [*prompt_ids[1:], output[0]], draft_cache)
     while len(output) < max_new_tokens and output[-1] not in stop_ids:
         room = min(k, max_new_tokens - len(output))
-        proposals = draft.propose(hidden, torch.tensor([draft_cache.length - 1]), room, draft_cache)[0].tolist()
+        last = torch.tensor([draft_cache.length - 1])
+        proposals = draft.propose(hidden, last, room, draft_cache, choice.propose)[0].tolist()
         verified = int(cache.lengths[0])
         step = verifier.forward(torch.tensor([[output[-1], *proposals]]), cache, aux_ids)
-        choices = verifier.logits(step.last[0]).argmax(dim=-1).tolist()
-        matches = leading_matches(proposals, choices)
-        emitted = until_stop(choices[: min(matches + 1, max_new_tokens - len(output))], stop_ids)
+        tokens, matches = choice.judge(proposals, verifier.logits(step.last[0]))
+        emitted = until_stop(tokens[: max_new_tokens - len(output)], stop_ids)
         steps += 1
         for place in range(min(matches, len(emitted))):
             accepted[place] += 1

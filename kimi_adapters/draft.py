@@ -10,18 +10,24 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 
 from errors import UserError
 from kimi_adapters.config import TextConfig
 from kimi_adapters.draft_layers import DraftShape
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.recipe import Recipe
+from kimi_adapters.rope_parameters import rope_fields, rope_parameters
 from kimi_adapters.tensor_file import OpenOutput
 from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 
 VERIFIER_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
+_LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_ONLY = {"llama": {"mlp_bias": False}, "qwen3": {"use_sliding_window": False}}  # what one kind has and the other has not
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_PUBLISHED_INTERMEDIATE = {("deepseek_v3", 7168): 12288}
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,8 @@ def draft_config(
 ) -> Eagle3SpeculatorConfig:
     """The draft's configuration with every field written out: nothing leaks in from the verifier's own class.
 
-    Taken from the verifier: sizes of the residual stream and vocabulary, norm epsilon, token ids, rotary base (but
-    no stretching of positions: engines disagree on it), and the shapes that the recipe leaves None.
+    Taken from the verifier: sizes of the residual stream and vocabulary, norm epsilon, token ids, rotary base (its
+    stretch only where the recipe asks for it), and the shapes that the recipe leaves None.
     UserError: a draft vocabulary larger than the verifier's; head counts that do not divide.
     """
     if draft_vocab_size > verifier.vocab_size:
@@ -73,10 +79,10 @@ def draft_config(
             f"The draft has {num_heads} heads over {num_kv_heads} key-value heads of size {head_dim}; give head counts "
             "that divide and an even training.head_dim."
         )
-    layer = LlamaConfig(
+    layer = _LAYERS[recipe.layer](
         vocab_size=verifier.vocab_size,
         hidden_size=verifier.hidden_size,
-        intermediate_size=recipe.intermediate_size or verifier.intermediate_size,
+        intermediate_size=recipe.intermediate_size or _intermediate_size(verifier),
         num_hidden_layers=recipe.num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
@@ -84,10 +90,10 @@ def draft_config(
         hidden_act="silu",
         max_position_embeddings=recipe.max_position_embeddings or verifier.max_position_embeddings,
         rms_norm_eps=verifier.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": verifier.rope_theta},
+        rope_parameters=rope_parameters(verifier, recipe.rope_theta or verifier.rope_theta, recipe.rope == "verifier"),
         attention_bias=False,
         attention_dropout=0.0,
-        mlp_bias=False,
+        **_ONLY[recipe.layer],
         initializer_range=0.02,
         tie_word_embeddings=False,
         bos_token_id=verifier.bos_token_id,
@@ -103,7 +109,7 @@ def draft_config(
         norm_before_fc=recipe.norm_before_fc,
         fc_norm=recipe.fc_norm,
         norm_output=recipe.norm_output,
-        embed_requires_grad=False,
+        embed_requires_grad=recipe.train_embeddings,
         eagle_aux_hidden_state_layer_ids=list(layer_ids),
         speculators_config=SpeculatorsConfig(
             algorithm="eagle3",
@@ -114,24 +120,32 @@ def draft_config(
     )
 
 
+def _intermediate_size(verifier: TextConfig) -> int:
+    """The verifier's, but for K2.5, whose published drafts do not follow its one dense layer (18,432)."""
+    return _PUBLISHED_INTERMEDIATE.get((verifier.family, verifier.hidden_size), verifier.intermediate_size)
+
+
 def build_draft(
     config: Eagle3SpeculatorConfig,
     rows: VerifierRows,
     vocabulary: DraftVocabulary,
     seed: int,
     parent: Mapping[str, Tensor] | None = None,
+    train_lm_head: bool = False,
 ) -> Eagle3DraftModel:
     """A float32 draft on CPU: initialised from `seed`, then from the tensors of `parent` where one is given.
 
-    Embeddings, final norm and head are the verifier's and frozen, as speculators has it; nothing is read from disk.
-    UserError: rows or a parent of other shapes.
+    Embeddings, final norm and head are the verifier's and frozen, as speculators has it, but for embeddings that the
+    configuration wants trained and, with `train_lm_head`, the head; nothing is read from disk.
+    `parent` (see `warm_start.parent_tensors`) may bring embeddings and a head of its own, which its layers go with; what
+    the draft is trained against stays the verifier's. UserError: rows or a parent of other shapes.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Eagle3DraftModel(config).float()
     tensors = {
-        "embed_tokens.weight": rows.embed,
-        "lm_head.weight": rows.lm_head,
+        EMBEDDINGS: rows.embed,
+        HEAD: rows.lm_head,
         "verifier_lm_head.weight": rows.lm_head,
         "verifier_norm.weight": rows.norm,
     }
@@ -139,10 +153,31 @@ def build_draft(
         tensors |= {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
     copy_tensors(model, tensors, "The verifier")
     if parent is not None:
-        copy_tensors(model, {name: parent[name] for name in trainable_state(model) if name in parent}, "The parent draft")
+        own = [name for name, _ in model.named_parameters() if name not in VERIFIER_ONLY and name in parent]
+        copy_tensors(model, {name: parent[name] for name in own}, "The parent draft")
+    trained = {HEAD: train_lm_head, EMBEDDINGS: config.embed_requires_grad}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in tensors)
+        parameter.requires_grad_(trained.get(name, name not in tensors))
+    if config.embed_requires_grad:
+        _let_embeddings_learn(model)
     return model.train()
+
+
+class _LearningEmbedding(torch.nn.Embedding):
+    """Looks up with a gradient though its caller forbids one."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(ids)
+
+
+def _let_embeddings_learn(model: Eagle3DraftModel) -> None:
+    """speculators 0.9 has `embed_requires_grad`, but its forward looks embeddings up under `no_grad`, where none arrives.
+
+    And its padding index would keep one row, a token like others (SmolLM2 pads with <|im_end|>), from learning.
+    """
+    model.embed_tokens.__class__ = _LearningEmbedding
+    model.embed_tokens.padding_idx = None
 
 
 def copy_tensors(model: Eagle3DraftModel, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -160,9 +195,7 @@ def copy_tensors(model: Eagle3DraftModel, tensors: Mapping[str, Tensor], source:
 
 def trainable_state(model: Eagle3DraftModel) -> dict[str, Tensor]:
     """A copy of the trained tensors, on CPU, in the model's order."""
-    frozen = {"embed_tokens.weight", "lm_head.weight", *VERIFIER_ONLY}
-    named = model.named_parameters()
-    return {name: value.detach().cpu().clone() for name, value in named if name not in frozen}
+    return {name: value.detach().cpu().clone() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def draft_shape(model: Eagle3DraftModel) -> DraftShape:
@@ -176,10 +209,9 @@ def draft_config_values(config: Eagle3SpeculatorConfig, dtype: torch.dtype) -> d
     layer_fields = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias",
-        "attention_dropout", "mlp_bias", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id",
-        "pad_token_id",
+        "attention_dropout", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id",
+        "pad_token_id", *_ONLY[layer.model_type],
     )  # fmt: skip
-    rope = layer.rope_parameters
     return {
         "architectures": list(config.architectures),
         "speculators_model_type": config.speculators_model_type,
@@ -197,8 +229,8 @@ def draft_config_values(config: Eagle3SpeculatorConfig, dtype: torch.dtype) -> d
         "dtype": str(dtype).removeprefix("torch."),
         "transformer_layer_config": {
             "model_type": layer.model_type,
-            "architectures": ["LlamaForCausalLM"],
-            "rope_parameters": {"rope_type": rope["rope_type"], "rope_theta": rope["rope_theta"]},
+            "architectures": [_ARCHITECTURES[layer.model_type]],
+            "rope_parameters": rope_fields(layer.rope_parameters),
             **{name: getattr(layer, name) for name in layer_fields},
         },
     }

@@ -18,6 +18,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from kimi_adapters.draft_rope import inverse_frequencies
+from kimi_adapters.rope_parameters import ROPE_TYPES, rope_fields
+
 KeyValue = tuple[Tensor, Tensor]
 
 
@@ -33,20 +36,21 @@ class DraftShape:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Mapping[str, Any]
     layer_ids: tuple[int, ...]
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
+    qk_norm: bool
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> Self:
         """From a speculators config.json as `draft.draft_config_values` writes it. KeyError: a field is missing."""
         layer = values["transformer_layer_config"]
         rope = layer["rope_parameters"]
-        if layer["model_type"] != "llama" or rope["rope_type"] != "default":
-            raise ValueError("only drafts of Llama layers with plain rotary positions are run here")
+        if layer["model_type"] not in ("llama", "qwen3") or rope["rope_type"] not in ROPE_TYPES:
+            raise ValueError(f"drafts of Llama or Qwen3 layers are run here, their positions {', '.join(ROPE_TYPES)}")
         return cls(
             vocab_size=layer["vocab_size"],
             draft_vocab_size=values["draft_vocab_size"],
@@ -56,12 +60,13 @@ class DraftShape:
             num_kv_heads=layer["num_key_value_heads"],
             head_dim=layer["head_dim"],
             rms_norm_eps=layer["rms_norm_eps"],
-            rope_theta=rope["rope_theta"],
+            rope=rope_fields(rope),
             layer_ids=tuple(values["eagle_aux_hidden_state_layer_ids"]),
             norm_before_residual=values["norm_before_residual"],
             norm_before_fc=values["norm_before_fc"],
             fc_norm=values["fc_norm"],
             norm_output=values["norm_output"],
+            qk_norm=layer["model_type"] == "qwen3",
         )
 
     def tensor_names(self) -> set[str]:
@@ -69,6 +74,7 @@ class DraftShape:
         attention = [f"self_attn.{name}_proj" for name in "qkvo"]
         inside = [*attention, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
         inside += ["input_layernorm", "post_attention_layernorm"]
+        inside += ["self_attn.q_norm", "self_attn.k_norm"] if self.qk_norm else []
         names = ["embed_tokens", "fc", "norm", "lm_head", "layers.0.hidden_norm"]
         names += [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in inside]
         names += ["input_norm"] if self.norm_before_fc else []
@@ -106,6 +112,8 @@ class DraftLayers:
     def __init__(self, shape: DraftShape, weights: Mapping[str, Tensor]):
         self.shape = shape
         self.weights = weights
+        frequencies, self._stretch = inverse_frequencies(shape.rope, shape.head_dim)
+        self._frequencies = frequencies.to(weights["fc.weight"].device)
 
     def first_step(self, tokens: Tensor, aux: Tensor, positions: Tensor, store: KeyStore, bias: Tensor, rows: Tensor) -> Tensor:
         """Step 0 over T indices; the keys of all of them go into `store`, the states of `rows` come back.
@@ -182,11 +190,13 @@ class DraftLayers:
 
     def _queries(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
         queries = self._linear(f"layers.{layer}.self_attn.q_proj", x)
-        return self._rotate(queries.view(len(x), self.shape.num_heads, self.shape.head_dim), positions)
+        heads = queries.view(len(x), self.shape.num_heads, self.shape.head_dim)
+        return self._rotate(self._head_norm(f"layers.{layer}.self_attn.q_norm", heads), positions)
 
     def _keys_values(self, layer: int, x: Tensor, positions: Tensor) -> KeyValue:
         size = (len(x), self.shape.num_kv_heads, self.shape.head_dim)
         keys = self._linear(f"layers.{layer}.self_attn.k_proj", x).view(size)
+        keys = self._head_norm(f"layers.{layer}.self_attn.k_norm", keys)
         return self._rotate(keys, positions), self._linear(f"layers.{layer}.self_attn.v_proj", x).view(size)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, chain: Sequence[KeyValue]) -> Tensor:
@@ -220,10 +230,8 @@ class DraftLayers:
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary positions on [R, heads, d] (Su et al. 2021, halves as in Hugging Face's Llama), angles in float32."""
         half = self.shape.head_dim // 2
-        exponents = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32, device=x.device)
-        frequencies = 1.0 / (self.shape.rope_theta ** (exponents / self.shape.head_dim))
-        angles = positions.float()[:, None, None] * frequencies
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        angles = positions.float()[:, None, None] * self._frequencies
+        cos, sin = (angles.cos() * self._stretch).to(x.dtype), (angles.sin() * self._stretch).to(x.dtype)
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
@@ -232,6 +240,10 @@ class DraftLayers:
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.shape.rms_norm_eps)
         return self.weights[f"{name}.weight"] * (wide * scale).to(x.dtype)
+
+    def _head_norm(self, name: str, x: Tensor) -> Tensor:
+        """Qwen3's norm over each head of [R, heads, d]; a Llama layer has none."""
+        return self._norm(name, x) if self.shape.qk_norm else x
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weights[f"{name}.weight"])

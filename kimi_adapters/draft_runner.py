@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,13 @@ from kimi_adapters.draft_layers import DraftLayers, DraftShape, KeyValue
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.torch_file import read_tensors
 
+Choose = Callable[[Tensor, Tensor], Tensor]  # (logits [R, draft vocabulary], their target ids) -> draft ids [R]
 PROPOSE_ROWS = 256  # rows of a chain at once: bounds the scores [heads, rows, indices] of a long replay
+
+
+def likeliest(logits: Tensor, targets: Tensor) -> Tensor:
+    """The draft ids of the largest logits."""
+    return logits.argmax(dim=-1)
 
 
 class DraftCache:
@@ -114,16 +120,16 @@ class DraftRunner:
         return hidden
 
     @torch.no_grad()
-    def propose(self, hidden: Tensor, indices: Tensor, k: int, cache: DraftCache) -> Tensor:
-        """Chains of `k` likeliest tokens, [R, k] int64 in the TARGET vocabulary, from the states [R, H] that `feed`
-        gave at the verified `indices` [R] of the cache. The cache stays as it is."""
+    def propose(self, hidden: Tensor, indices: Tensor, k: int, cache: DraftCache, choose: Choose = likeliest) -> Tensor:
+        """Chains of `k` tokens, [R, k] int64 in the TARGET vocabulary, from the states [R, H] that `feed` gave at the verified
+        `indices` [R] of the cache. The cache stays as it is. `choose` gives draft ids from a step's logits."""
         chains = [
-            self._propose(hidden[i : i + PROPOSE_ROWS], indices[i : i + PROPOSE_ROWS].to(self.device), k, cache)
+            self._propose(hidden[i : i + PROPOSE_ROWS], indices[i : i + PROPOSE_ROWS].to(self.device), k, cache, choose)
             for i in range(0, len(hidden), PROPOSE_ROWS)
         ]
         return torch.cat(chains) if chains else torch.zeros((0, k), dtype=torch.int64, device=self.device)
 
-    def _propose(self, hidden: Tensor, indices: Tensor, k: int, cache: DraftCache) -> Tensor:
+    def _propose(self, hidden: Tensor, indices: Tensor, k: int, cache: DraftCache, choose: Choose) -> Tensor:
         unseen = torch.arange(cache.length, device=self.device) > indices[:, None]
         bias = torch.zeros(unseen.shape, device=self.device).masked_fill_(unseen, float("-inf"))
         chain = self._layers.new_chain()
@@ -133,5 +139,5 @@ class DraftRunner:
                 positions = indices + 1 + step
                 hidden = self._layers.chain_step(proposals[-1], hidden, positions, cache, bias, chain)
             normed, hidden = self._layers.read_out(hidden)
-            proposals.append(self.targets[self._layers.logits(normed).argmax(dim=-1)])
+            proposals.append(self.targets[choose(self._layers.logits(normed), self.targets)])
         return torch.stack(proposals, dim=1)

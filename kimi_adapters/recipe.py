@@ -8,6 +8,8 @@ from errors import UserError
 
 SCHEDULERS = ("cosine", "linear", "none")
 WARMUP = 0.02
+ROPES = ("plain", "verifier")
+LAYERS = ("llama", "qwen3")
 LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
 FLEX_BLOCK = 128  # speculators extends block masks assuming whole blocks
@@ -23,11 +25,16 @@ class Recipe:
     (None: 0.02; with the scheduler none it never moves).
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
-    `max_position_embeddings` must reach the length at which the draft will serve.
+    `max_position_embeddings` must reach the length at which the draft will serve. `rope_theta` is the base of the rotary
+    positions, the verifier's where it is None; with `rope` verifier they are stretched as the verifier's are.
     The draft is that of the step whose replay on up to `replay_samples` held-out samples accepts most; a replay comes
     every `replay_every_steps` (None: four times in a run; 0: never, the last step's draft is taken) and at the end.
     After `patience` replays without a better one the run ends.
-    The four flags are speculators' own; what an engine makes of them stands in `engine_rules`.
+    `layer` qwen3 is a llama layer with an RMSNorm over each head's queries and keys.
+    The four norm flags are speculators' own; what an engine makes of them stands in `engine_rules`.
+    `train_lm_head` and `train_embeddings` train copies of the verifier's rows that the draft keeps for itself; what it is
+    trained against stays the verifier's. Beside the 4 B of a frozen number each takes 12 B (gradient, two moments): for
+    Kimi-K2.5 the head's 32,000 x 7,168 rows 2.8 GB, the embeddings' 163,840 x 7,168 14.1 GB, on every device.
     """
 
     lr: float = 1e-3
@@ -47,12 +54,17 @@ class Recipe:
     replay_every_steps: int | None = None
     replay_samples: int = 16
     patience: int | None = None
+    layer: str = "llama"
     num_layers: int = 1
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
     intermediate_size: int | None = None
     max_position_embeddings: int | None = None
+    rope: str = "plain"
+    rope_theta: float | None = None
+    train_lm_head: bool = False
+    train_embeddings: bool = False
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -70,7 +82,7 @@ class Recipe:
     def __post_init__(self) -> None:
         positive = (
             "lr", "epochs", "grad_clip", "pack_tokens", "packs_per_step", "ttt_steps", "ttt_decay", "num_layers",
-            "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings",
+            "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings", "rope_theta",
             "checkpoint_every_steps", "replay_samples", "patience",
         )  # fmt: skip
         for name in positive:
@@ -88,6 +100,10 @@ class Recipe:
             raise UserError(f"training.warmup_ratio is {self.warmup_ratio}; give a share between 0 and 1.")
         if self.scheduler not in SCHEDULERS:
             raise UserError(f"training.scheduler is {self.scheduler!r}; choose {', '.join(SCHEDULERS)}.")
+        if self.rope not in ROPES:
+            raise UserError(f"training.rope is {self.rope!r}; choose {', '.join(ROPES)}.")
+        if self.layer not in LAYERS:
+            raise UserError(f"training.layer is {self.layer!r}; choose {', '.join(LAYERS)}.")
         if self.loss not in LOSSES:
             raise UserError(f"training.loss is {self.loss!r}; choose {', '.join(LOSSES)}.")
         if self.scheduler == "none" and self.warmup > 0:

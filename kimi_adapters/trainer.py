@@ -102,7 +102,7 @@ def train(
     device = torch.device(device)
     choices = choose(recipe, device)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name)
-    model = build_draft(config, rows, vocabulary, recipe.seed, parent)
+    model = build_draft(config, rows, vocabulary, recipe.seed, parent, recipe.train_lm_head)
     trainer = DraftTrainer(model, recipe, data, checkpoint_dir, progress, device, choices, continue_from)
     trainer.run_training()
     best = trainer.choice.best

@@ -23,21 +23,19 @@ def check(settings: Settings, verifier: Verifier, layer_ids: list[int]) -> None:
     from kimi_adapters.engine_rules import check_engine
 
     recipe, family = settings.training.model_dump(), verifier.facts["family"] if verifier.facts else None
-    rope = _stretch(verifier) if recipe.get("rope") == "verifier" else {}
     for engine in settings.export.engines:
-        check_engine(engine, recipe, layer_ids, family, settings.export.dtype, rope)
+        check_engine(engine, recipe, layer_ids, family, settings.export.dtype, _stretch(settings, verifier))
 
 
-def _stretch(verifier: Verifier) -> dict[str, Any]:
-    """The verifier's stretching of positions, where its directory is known: what a draft that follows it would have."""
+def _stretch(settings: Settings, verifier: Verifier) -> dict[str, Any]:
+    """The draft's rope_parameters where they are the verifier's; empty where they are not, or its folder is not known."""
     from kimi_adapters.config import read_config
-    from kimi_adapters.deepseek_config import YarnScaling
+    from kimi_adapters.rope_parameters import rope_parameters
 
-    path = verifier.source.path if verifier.source else None
-    scaling = getattr(read_config(path), "rope_scaling", None) if path else None
-    kind = "yarn" if isinstance(scaling, YarnScaling) else "llama3"
-    values = {name: value for name, value in vars(scaling).items() if name != "softmax_factor"} if scaling else {}
-    return {"rope_type": kind, **values} if values else {}
+    if settings.training.rope == "plain" or verifier.source is None or verifier.source.path is None:
+        return {}
+    target = read_config(verifier.source.path)
+    return rope_parameters(target, settings.training.rope_theta or target.rope_theta, stretched=True)
 
 
 def nodes(settings: Settings, draft: Made, judged: list[Made], verifier: Verifier) -> list[Node]:

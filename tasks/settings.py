@@ -92,7 +92,7 @@ class VocabularySettings(Section):
 
 
 class TrainingSettings(Section):
-    """The recipe. Draft shapes left empty follow the verifier."""
+    """The recipe. Draft shapes left empty follow the parent draft, else the verifier."""
 
     lr: float = Field(1e-3, gt=0)
     epochs: int = Field(5, gt=0)
@@ -125,16 +125,39 @@ class TrainingSettings(Section):
         description="Key (or its beginning) of a training that was cut short; this "
         "one goes on from its newest checkpoint, whatever has changed since",
     )
+    parent: str | None = Field(
+        None,
+        min_length=1,
+        description="A draft to start from: an alias (champion), a digest (or its beginning) in the store, or the folder of a "
+        "published draft; shapes left empty are its own",
+    )
+    min_parent_coverage: float = Field(
+        0.98,
+        ge=0,
+        le=1,
+        description="The parent's vocabulary is kept while it covers this share of what a new one of vocabulary.size would",
+    )
+    layer: Literal["llama", "qwen3"] = Field("llama", description="qwen3: with norms over each head's queries and keys")
     num_layers: int = Field(1, gt=0)
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
     intermediate_size: int | None = None
     max_position_embeddings: int | None = Field(None, description="At least the serving length")
+    rope: Literal["plain", "verifier"] = Field(
+        "plain", description="verifier: positions stretched as the verifier's are (YaRN), which engines read differently"
+    )
+    rope_theta: float | None = Field(None, gt=0, description="Base of the rotary positions")
+    train_lm_head: bool = Field(False, description="Train the head, too, instead of keeping the verifier's rows")
+    train_embeddings: bool = Field(False, description="Train the embeddings, too: 12 bytes a number more on every device")
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+
+    def recipe(self) -> dict[str, Any]:
+        """What the draft is shaped and trained by: all but where it begins."""
+        return self.model_dump(exclude={"continue_from", "parent", "min_parent_coverage"})
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from artifacts.stage import Input, Made, Node, Stage
+from artifacts.stage import Input, Made, Node, Pending, Stage
 from errors import UserError
 from running.job import Job
 from tasks.formats import CURVES, START, VOCABULARY
@@ -24,17 +24,25 @@ def check(settings: Settings, on_gpu: bool = False) -> None:
     """Refuse a recipe that could not be trained, hours before a child would."""
     from kimi_adapters.recipe import Recipe
 
-    recipe = Recipe.from_dict(settings.training.model_dump(exclude={"continue_from"}))
+    recipe = Recipe.from_dict(settings.training.recipe())
     if on_gpu:
         recipe.check_gpu()
 
 
 def node(
-    settings: Settings, shards: list[Shard], states: list[Made], checked: Made, words: Made, verifier: Verifier, memo: Any
+    settings: Settings,
+    shards: list[Shard],
+    states: list[Made],
+    checked: Made,
+    words: Made,
+    verifier: Verifier,
+    memo: Any,
+    parent: Input | Pending | None = None,
 ) -> Node:
     """The one node; of the verifier it reads embeddings, final norm and head, of validation only the quarantine.
 
-    A checkpoint to go on from is an input like any other: by its content in the key, by its path in the lineage.
+    A checkpoint to go on from and a parent draft are inputs like any other: by their content in the key, by path or alias in
+    the lineage.
     """
     inputs = {"verifier": verifier.input("embed", "norm", "lm_head", "numbers")}
     inputs |= {"quarantine": checked.input("quarantine"), "vocabulary": words.input("vocabulary")}
@@ -43,10 +51,10 @@ def node(
     if settings.training.continue_from:
         path = _newest_checkpoint(Path(settings.store.state), settings.training.continue_from)
         inputs["continued"] = Input(memo.digest(path), path=str(path))
+    inputs |= {"parent": parent} if parent else {}
     tokens = sum(shard.tokens for shard in shards) * settings.training.epochs
     layers = states[0].node.settings["layer_ids"] if states else []
-    recipe = settings.training.model_dump(exclude={"continue_from"})
-    return Node(STAGE, "", {**recipe, "layer_ids": layers}, inputs, tokens=tokens)
+    return Node(STAGE, "", {**settings.training.recipe(), "layer_ids": layers}, inputs, tokens=tokens)
 
 
 def _newest_checkpoint(state: Path, key: str) -> Path:
@@ -98,15 +106,18 @@ def compute(job: Job) -> None:
         note = f"loss {entry['loss']:.3f}, first token right {entry['acc_0']:.0%}, lr {entry['lr']:.1e}"
         job.progress(entry["step"], entry["total_steps"], "steps", note)
 
+    rows = verifier_rows(checkpoint, vocabulary)
+    recipe, parent, begun = _begin(job, recipe, checkpoint.config, rows, vocabulary)
     result = train(
         recipe,
         data,
         checkpoint.config,
-        verifier_rows(checkpoint, vocabulary),
+        rows,
         vocabulary,
         job.scratch / "checkpoints",
         progress,
         job.device,
+        parent=parent,
         continue_from=job.paths.get("continued"),
     )
     draft, start, curves = job.writer("draft"), job.writer("draft_start"), job.writer("curves")
@@ -122,7 +133,7 @@ def compute(job: Job) -> None:
     if result.replayed_length is not None:
         replayed = {"replayed_length": round(result.replayed_length, 4), "replayed_samples": result.replayed_samples}
     if result.continued_at is not None:
-        replayed["continued_at"] = result.continued_at
+        begun["continued_at"] = result.continued_at
     job.finish(
         {
             "draft": draft.seal(
@@ -134,9 +145,26 @@ def compute(job: Job) -> None:
                 loss=loss,
                 choices=result.choices,
                 **replayed,
+                **begun,
             ),
             "start": start.seal(seed=recipe.seed),
             "curves": curves.seal(steps=len(result.curves), tokens=supervised, loss=loss),
         },
         tokens=trained,
     )
+
+
+def _begin(job: Job, recipe: Any, verifier: Any, rows: Any, vocabulary: Any) -> tuple[Any, Any, dict[str, int]]:
+    """The recipe, the tensors to begin with and the facts of that: of the parent draft, where there is one."""
+    if "parent" not in job.paths:
+        return recipe, None, {}
+    from kimi_adapters.draft_vocabulary import DraftVocabulary
+    from kimi_adapters.inheritance import inherit
+    from kimi_adapters.published_draft import read_published
+    from kimi_adapters.warm_start import kept_tokens, parent_tensors
+
+    published = read_published(job.input("parent"), verifier)
+    before = published.vocabulary or DraftVocabulary(verifier.vocab_size, verifier.vocab_size)
+    recipe = inherit(recipe, published.config, verifier, job.settings["layer_ids"])
+    kept = len(kept_tokens(before, vocabulary)[0])
+    return recipe, parent_tensors(published.tensors, before, rows, vocabulary), {"parent_tokens": kept}

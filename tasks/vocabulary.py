@@ -1,12 +1,13 @@
-"""The draft's vocabulary: special tokens first, then what the training side's answers use most."""
+"""The draft's vocabulary: special tokens first, then what the training side's answers use most; or a parent draft's."""
 
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from artifacts.stage import Node, Stage
+from artifacts.stage import Input, Node, Pending, Stage
 from errors import UserError
 from running.job import Job
 from tasks.formats import VOCABULARY, read_masks, read_tokens
@@ -24,13 +25,16 @@ def check(settings: Settings, verifier: Verifier) -> None:
         raise UserError(f"vocabulary.size is {settings.vocabulary.size} and the verifier has {target} tokens: lower it")
 
 
-def node(settings: Settings, shards: list[Shard], verifier: Verifier) -> Node:
-    """The one node; reads tokens and masks, never states."""
+def node(settings: Settings, shards: list[Shard], verifier: Verifier, parent: Input | Pending | None = None) -> Node:
+    """The one node; reads tokens and masks, never states, and of a parent draft the vocabulary."""
     inputs = {f"ids.{i}": shard.ids for i, shard in enumerate(shards)}
     inputs |= {f"masks.{i}": shard.masks for i, shard in enumerate(shards)}
     inputs["tokenizer"] = verifier.input("tokenizer")
     target = verifier.facts["vocab_size"] if verifier.facts else 0
-    chosen = {"size": settings.vocabulary.size, "target_size": target}
+    chosen: dict[str, Any] = {"size": settings.vocabulary.size, "target_size": target}
+    if parent:
+        inputs["parent"] = parent
+        chosen["min_parent_coverage"] = settings.training.min_parent_coverage
     return Node(STAGE, "", chosen, inputs, tokens=sum(shard.tokens for shard in shards))
 
 
@@ -43,6 +47,18 @@ def choose(counts: np.ndarray, special: list[int], size: int) -> np.ndarray:
     return np.sort(np.concatenate([np.flatnonzero(forced), others]))
 
 
+def keep(counts: np.ndarray, special: list[int], parent: np.ndarray, best: np.ndarray, share: float) -> bool:
+    """Whether a parent's token ids stay: they cover ``share`` of the supervised tokens that the ids of ``best`` do, and hold
+    every special token that is supervised, without which no draft could end an answer.
+
+    ``counts`` I64 [target]: how often each token is supervised.
+    """
+    held = np.zeros(len(counts), bool)
+    held[parent] = True
+    needed = [token for token in special if counts[token]]
+    return bool(counts[parent].sum() >= share * counts[best].sum() and held[needed].all())
+
+
 def compute(job: Job) -> None:
     """Count, choose and write ``d2t`` (I64 offsets) and ``t2d`` (BOOL); both are left out when the sizes are equal."""
     from kimi_adapters.tensor_file import TensorWriter
@@ -53,7 +69,10 @@ def compute(job: Job) -> None:
     special = [token for token in Tokenizer(job.input("tokenizer")).special_ids() if token < target]
     if len(special) > size:
         raise UserError(f"vocabulary.size is {size}, fewer than the verifier's {len(special)} special tokens: raise it")
-    selected = choose(counts["train"], special, size)
+    selected, facts = choose(counts["train"], special, size), dict[str, Any]()
+    if "parent" in job.paths:
+        selected, facts = _of_parent(job, counts["train"], special, selected)
+        size = len(selected)
     t2d = np.zeros(target, bool)
     t2d[selected] = True
     writer = job.writer("vocabulary")
@@ -72,10 +91,24 @@ def compute(job: Job) -> None:
         special=len(special),
         coverage=round(coverage["train"], 6),
         held_out_coverage=round(coverage["held_out"], 6),
+        **facts,
         coverage_by_slice={name: round(covered / supervised, 6) for name, (covered, supervised) in slices.items()},
         supervised_by_slice={name: supervised for name, (_, supervised) in slices.items()},
     )
     job.finish({"vocabulary": vocabulary}, tokens=total)
+
+
+def _of_parent(job: Job, counts: np.ndarray, special: list[int], best: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """The parent draft's token ids where they stay, else ``best``; and which, with the parent's coverage, as facts."""
+    from kimi_adapters.published_draft import read_published
+
+    vocabulary = read_published(job.input("parent")).vocabulary
+    ids = np.arange(len(counts)) if vocabulary is None else vocabulary.targets().numpy()
+    if len(ids) and ids[-1] >= len(counts):
+        raise UserError("training.parent names a draft for more tokens than the verifier has: give a draft of this verifier")
+    kept = keep(counts, special, ids, best, job.settings["min_parent_coverage"])
+    coverage = float(counts[ids].sum() / max(1, counts.sum()))
+    return (ids if kept else best), {"parent": "kept" if kept else "replaced", "parent_coverage": round(coverage, 6)}
 
 
 def _count(job: Job, target: int) -> tuple[dict[str, np.ndarray], int]:

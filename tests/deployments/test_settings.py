@@ -57,7 +57,7 @@ def test_kimi_on_eight_gpus_is_drafted_as_published() -> None:
     assert layers == default_layer_ids(61) and (len(layers) + 1) * verifier.hidden_size * 2 == 57344
     assert settings.store.max_bytes is not None and 100e6 * 57344 < settings.store.max_bytes < 105e6 * 57344
     made = draft_config(
-        Recipe.from_dict(settings.training.model_dump(exclude={"continue_from"})),
+        Recipe.from_dict(settings.training.recipe()),
         verifier,
         layers,
         settings.vocabulary.size,

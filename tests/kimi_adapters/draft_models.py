@@ -22,7 +22,7 @@ FLAG_SETS: list[dict[str, Any]] = [
 
 
 def flag_name(flags: dict[str, Any]) -> str:
-    return "+".join(name for name, value in flags.items() if value) or "plain"
+    return "+".join(name if value is True else str(value) for name, value in flags.items() if value) or "plain"
 
 
 def tiny_rows(vocabulary: DraftVocabulary = VOCABULARY) -> VerifierRows:
@@ -40,7 +40,7 @@ def tiny_draft(
 ) -> Eagle3DraftModel:
     """A draft whose every trainable tensor, norms too, is away from its initial value."""
     config = draft_config(recipe or Recipe(), verifier, LAYER_IDS, vocabulary.size, attention, verifier_name)
-    model = build_draft(config, tiny_rows(vocabulary), vocabulary, seed=0)
+    model = build_draft(config, tiny_rows(vocabulary), vocabulary, seed=0, train_lm_head=bool(recipe and recipe.train_lm_head))
     source = generator(3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -16,6 +16,7 @@ from kimi_adapters.packing import PackedShards, ShardFiles
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.replay import walk_shards
 from kimi_adapters.tensor_file import TensorFile
+from kimi_adapters.token_choice import Sampling
 from kimi_adapters.torch_file import read_tensors
 from kimi_adapters.trainer import train
 from kimi_adapters.verifier import Verifier
@@ -137,6 +138,20 @@ def test_replay_equals_decoding_step_for_step(setting: Setting, decoded: list[De
     assert [replay_of(setting, p, a) for p, a in zip(setting.prompts, setting.plain, strict=True)] == real
     held_out = list(walk_shards(setting.trained, [setting.shard], K))
     assert [acceptance for _, _, acceptance in held_out] == real[::4]
+
+
+def test_sampled_decoding_is_greedy_near_temperature_0_and_its_own_at_1(setting: Setting, decoded: list[DecodeResult]) -> None:
+    def sampled(number: int, temperature: float, seed: str) -> DecodeResult:
+        choice = Sampling(temperature, seed)
+        return decode(setting.verifier, setting.trained, setting.prompts[number], K, NEW_TOKENS, NO_STOP, choice)
+
+    assert [sampled(number, 1e-4, "a") for number in range(2)] == decoded[:2]
+    warm = [sampled(number, 1.0, seed) for number in range(3) for seed in "ab"]
+    assert sampled(0, 1.0, "a") == warm[0] != warm[1]
+    for result in warm:
+        assert len(result.output) == NEW_TOKENS and result.acceptance.tokens == NEW_TOKENS - 1
+    together = total([result.acceptance for result in warm], K)
+    assert 0 < together.accepted[0] < together.steps
 
 
 def test_until_stop() -> None:

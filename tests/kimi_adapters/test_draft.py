@@ -123,8 +123,15 @@ def test_equal_vocabularies_leave_the_maps_out(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_speculators_reloads_what_we_save_and_drafts_the_same(tmp_path: Path) -> None:
-    recipe = Recipe(num_layers=2, norm_output=True, norm_before_fc=True)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(num_layers=2, norm_output=True, norm_before_fc=True),
+        Recipe(layer="qwen3", num_layers=2, head_dim=16, train_lm_head=True, train_embeddings=True),
+    ],
+    ids=["llama", "qwen3, own head and embeddings"],
+)
+def test_speculators_reloads_what_we_save_and_drafts_the_same(tmp_path: Path, recipe: Recipe) -> None:
     # Without the name of a verifier that it can open, speculators' reload asks the model hub for "None".
     model = tiny_draft(recipe, verifier_name=str(verifier_directory(tmp_path / "verifier"))).eval()
     save_draft(model, outputs_in(tmp_path / "draft"))
@@ -142,6 +149,10 @@ def test_speculators_reloads_what_we_save_and_drafts_the_same(tmp_path: Path) ->
     with torch.no_grad():
         ours, theirs = model(**batch), reloaded(**batch)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    saved = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert saved["transformer_layer_config"]["model_type"] == recipe.layer
+    assert saved["embed_requires_grad"] is recipe.train_embeddings
+    assert not getattr(reloaded.config.transformer_layer_config, "sliding_window", None) and reloaded.uses_full_attn
 
 
 def verifier_directory(directory: Path) -> Path:

@@ -8,6 +8,7 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
 
 from errors import UserError
+from kimi_adapters import draft_runner
 from kimi_adapters.draft import draft_config_values, save_draft, trainable_state
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -47,8 +48,11 @@ def speculators_chain(model: Eagle3DraftModel, ids: Tensor, aux: Tensor) -> tupl
     return chain, logits
 
 
+OWN_ROWS = {"train_lm_head": True, "train_embeddings": True}  # away from the verifier's, in these tests
+
+
 @pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("flags", FLAG_SETS, ids=flag_name)
+@pytest.mark.parametrize("flags", [*FLAG_SETS, {"layer": "qwen3"}, {"layer": "qwen3", **OWN_ROWS}], ids=flag_name)
 def test_chains_and_logits_are_those_of_speculators_forward(flags: dict[str, Any], num_layers: int) -> None:
     model = tiny_draft(Recipe(num_layers=num_layers, **flags)).eval()
     runner = runner_of(model)
@@ -83,7 +87,9 @@ def test_fed_in_pieces_as_in_one_and_a_proposal_leaves_the_cache_alone() -> None
     assert torch.equal(*chains)
 
 
-def test_chains_of_all_indices_at_once_are_those_of_each_alone() -> None:
+@pytest.mark.parametrize("at_once", [256, 3])
+def test_chains_of_all_indices_at_once_are_those_of_each_alone(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_runner, "PROPOSE_ROWS", at_once)
     runner = runner_of(tiny_draft())
     ids, aux = sequence(15)
     rows = torch.tensor([3, 4, 7, 13])

@@ -6,7 +6,7 @@ from speculators.models.eagle3.data import shift_batch
 
 from errors import UserError
 from kimi_adapters.packing import PackedShards, Shard, ShardFiles
-from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, samples, save, write_shard
+from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, Sample, samples, save, write_shard
 
 H = VERIFIER.hidden_size
 
@@ -74,6 +74,25 @@ def test_a_long_sample_is_cut_so_that_each_supervised_token_counts_once_at_each_
                     counts[step, positions[end]] += 1
                     assert batch["input_ids"][0, end] == ids[positions[end]]
     assert counts[:, 5:].eq(1).all() and counts[:, :5].eq(0).all()
+
+
+def test_one_long_sample_among_short_ones_costs_neither_its_tokens_nor_theirs(tmp_path: Path) -> None:
+    short: list[Sample] = [([20 + n, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], "train") for n in range(6)]
+    long: Sample = (list(range(90)), [0] * 5 + [1] * 85, "train")
+    data = packed([write_shard(tmp_path, [*short[:3], long, *short[3:]])], pack_tokens=24)
+    seen: dict[tuple[int, int], int] = {}
+    for pack in data.packs(0):
+        batch, begin = data.load(pack), 0
+        assert batch["input_ids"].shape == (1, 24)
+        for number, piece in enumerate(pack):
+            here = slice(begin, begin + len(piece))
+            assert batch["document_ids"][0, here].eq(number).all()
+            for position in batch["position_ids"][0, here][batch["loss_mask"][0, here]].tolist():
+                seen[piece.sample, position] = seen.get((piece.sample, position), 0) + 1
+            begin += len(piece)
+        assert not batch["loss_mask"][0, begin:].any() and batch["document_ids"][0, begin:].eq(-1).all()
+    expected = [(sample, at) for sample in range(7) for at in (range(5, 90) if sample == 3 else range(3, 6))]
+    assert seen == dict.fromkeys(expected, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

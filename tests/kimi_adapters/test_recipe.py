@@ -28,6 +28,7 @@ def test_warm_up_follows_the_scheduler_where_it_is_not_given() -> None:
         ({"warmup_ratio": 1.5}, "training.warmup_ratio"),
         ({"scheduler": "step"}, "cosine, linear, none"),
         ({"loss": "mse"}, "kl_div"),
+        ({"layer": "mla"}, "llama, qwen3"),
         ({"noise": -1.0}, "training.noise"),
         ({"scheduler": "none", "warmup_ratio": 0.1}, "training.warmup_ratio"),
         ({"warmup_ratio": "0.1"}, "training.warmup_ratio"),

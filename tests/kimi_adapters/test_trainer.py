@@ -11,12 +11,14 @@ import torch
 from speculators.train.trainer import Trainer
 
 from errors import UserError
+from kimi_adapters.draft import trainable_state
 from kimi_adapters.packing import PackedShards
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
+from kimi_adapters.training_checkpoint import load_checkpoint
 from kimi_adapters.training_choices import choose, fused_loss_works
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, samples, timeless, write_shard
-from tests.kimi_adapters.draft_models import tiny_rows
+from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
 
 RECIPE = Recipe(epochs=3, pack_tokens=48, lr=3e-3, warmup_ratio=0.2, noise=0.05, checkpoint_every_steps=4)
 
@@ -187,6 +189,23 @@ def test_a_parent_draft_is_where_training_starts(tmp_path: Path) -> None:
     second = run(data(tmp_path), tmp_path / "b", parent=parent)
     assert all(torch.equal(second.initial[name], parent[name]) for name in second.initial)
     assert second.curves[0]["loss"] < first.curves[0]["loss"]
+
+
+def test_head_and_embeddings_learn_where_asked_and_are_checkpointed(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, train_lm_head=True, train_embeddings=True, epochs=1, noise=0.0, replay_every_steps=0)
+    result, rows = run(data(tmp_path, count=6), tmp_path / "c", recipe), tiny_rows()
+    own = {"lm_head.weight": rows.lm_head, "embed_tokens.weight": rows.embed}
+    state = weights(result)
+    for name, verifiers in own.items():
+        assert torch.equal(result.initial[name], verifiers) and not torch.equal(state[name], verifiers)
+    assert torch.equal(state["verifier_lm_head.weight"], rows.lm_head), "what it is trained against stays"
+    checkpoint = load_checkpoint(tmp_path / "c")
+    stored = checkpoint.tensors if checkpoint else {}
+    assert {value.dtype for name, value in stored.items() if name.startswith(("weight", "exp_avg", "step"))} == {torch.float32}
+    assert all(f"{kind}.{name}" in stored for name in own for kind in ("weight", "exp_avg"))
+    assert_same(run(data(tmp_path, count=6), tmp_path / "c", recipe), result)
+    for alone in (Recipe(train_lm_head=True), Recipe(train_embeddings=True)):
+        assert len(own.keys() & trainable_state(tiny_draft(alone)).keys()) == 1
 
 
 def test_the_loop_is_speculators_trainers_with_its_methods_replaced_whole() -> None:

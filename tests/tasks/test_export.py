@@ -1,6 +1,7 @@
 """The export stage on a tiny draft: both directories come back, and what an engine would misread is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from artifacts.manifest import Ref
 from artifacts.stage import Input, Made, Node, Pending, Stage
 from artifacts.writer import ArtifactWriter
 from errors import UserError
+from kimi_adapters.deepseek_config import YarnScaling
 from kimi_adapters.draft import save_draft
 from kimi_adapters.draft_reload import first_drafts
 from kimi_adapters.draft_vocabulary import DraftVocabulary
-from kimi_adapters.engine_rules import check_engine
+from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.published_draft import read_published
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.tiny_config import Options, config_values
@@ -22,7 +24,7 @@ from kimi_adapters.torch_file import write_tensors
 from tasks import export
 from tasks.formats import ACCEPTANCE
 from tasks.handles import Verifier
-from tasks.settings import Settings, TrainingSettings
+from tasks.settings import Settings
 from tests.kimi_adapters.draft_fixtures import VERIFIER, VOCABULARY, generator, outputs_in, save, verifier_tensors
 from tests.kimi_adapters.draft_models import tiny_draft
 from tests.kimi_adapters.sglang_loader import load
@@ -125,6 +127,24 @@ def test_a_draft_that_the_engine_would_misread_is_not_written(bench: Bench) -> N
         exported(bench, "sglang", dtype="float32")
 
 
+STRETCHES = [YarnScaling(8.0, 64, 32.0, 1.0, True, 1.0, 1.0), Llama3Scaling(8.0, 1.0, 4.0, 64)]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("scaling", STRETCHES)
+def test_stretched_positions_are_kept(bench: Bench, engine: str, scaling: Any) -> None:
+    model = tiny_draft(Recipe(rope="verifier"), verifier=replace(VERIFIER, rope_scaling=scaling))
+    folder = bench.store.open(made(bench, engine, "bfloat16", model).digest)
+    rope = read_published(folder).config["transformer_layer_config"]["rope_parameters"]
+    assert rope["rope_type"] == ("yarn" if scaling is STRETCHES[0] else "llama3") and rope["factor"] == 8.0
+
+
+def test_a_layer_of_qwen3_is_vllms_alone(bench: Bench) -> None:
+    assert read_published(exported(bench, "vllm", layer="qwen3")).config["transformer_layer_config"]["model_type"] == "qwen3"
+    with pytest.raises(UserError, match="q_norm"):
+        exported(bench, "sglang", layer="qwen3")
+
+
 def test_embeddings_of_a_drafts_own_are_not_for_sglang(bench: Bench) -> None:
     model = tiny_draft()
     with torch.no_grad():
@@ -159,13 +179,18 @@ def test_the_plan_refuses_before_anything_is_spent() -> None:
     export.check(settings(training={"norm_before_residual": True}, export={"engine": "vllm"}), target("llama"), [2, 5, 9])
 
 
-def test_a_verifiers_stretch_is_known_to_the_plan(tmp_path: Path) -> None:
-    """Kimi-K2.5's: YaRN whose two mscales cancel out, which both engines can be told."""
-    (tmp_path / "config.json").write_text(json.dumps(config_values(Options())))
-    rope = export._stretch(Verifier("kimi", {}, "", Input("", path=str(tmp_path)), None))
-    assert rope["rope_type"] == "yarn" and rope["attention_factor"] == 1.0 and "softmax_factor" not in rope
-    for engine in ("vllm", "sglang"):
-        check_engine(engine, TrainingSettings().model_dump(), [2, 3, 4], "deepseek_v3", "bfloat16", rope)
+def test_the_plan_knows_of_positions_that_are_the_verifiers(tmp_path: Path) -> None:
+    """Kimi-K2.5's YaRN has two mscales that cancel out, which both engines can be told; other two SGLang cannot."""
+    values = config_values(Options())
+    verifier = replace(target("deepseek_v3"), source=Input("", path=str(tmp_path)))
+    stretched = settings(training={"rope": "verifier"})
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    export.check(stretched, verifier, [2, 3, 4])
+    values["text_config"]["rope_scaling"]["mscale"] = 0.5
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    export.check(settings(), verifier, [2, 3, 4])
+    with pytest.raises(UserError, match="export.engines has sglang, and the draft's rope has the attention_factor"):
+        export.check(stretched, verifier, [2, 3, 4])
 
 
 def judged(**facts: Any) -> Made:

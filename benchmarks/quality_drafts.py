@@ -1,0 +1,119 @@
+"""The two recipes of `benchmarks.draft_quality` trained on the same packs, and a draft judged by real decoding."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from speculators.losses import resolve_loss_config
+from speculators.train.optimizers import build_optimizers
+from speculators.train.trainer import TrainerConfig
+from torch import Tensor
+from transformers import get_linear_schedule_with_warmup
+
+from kimi_adapters.acceptance_length import Acceptance
+from kimi_adapters.config import TextConfig
+from kimi_adapters.decoding import decode
+from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_config_values
+from kimi_adapters.draft_runner import DraftRunner
+from kimi_adapters.draft_vocabulary import DraftVocabulary
+from kimi_adapters.packing import PackedShards, ShardFiles
+from kimi_adapters.recipe import Recipe
+from kimi_adapters.token_choice import Greedy, Sampling
+from kimi_adapters.trainer import train
+from kimi_adapters.training_choices import choose
+from kimi_adapters.verifier import Verifier
+
+# What speculators 0.9's command line defaults to for eagle3; the schedule warms up over 1% of the steps.
+STOCK: dict[str, Any] = {
+    "norm_before_residual": True,
+    "norm_before_fc": True,
+    "norm_output": True,
+    "scheduler": "linear",
+    "ttt_steps": 3,
+}
+# The candidate: the leads of the field that are not in the stock recipe. `--set` tries others.
+OURS: dict[str, Any] = {
+    "layer": "qwen3",
+    "fc_norm": True,
+    "norm_output": True,
+    "ttt_steps": 5,
+    "ttt_decay": 0.9,
+    "loss": "lk_hybrid",
+}
+
+
+def train_draft(
+    name: str,
+    shared: dict[str, Any],
+    changes: dict[str, Any],
+    shards: Sequence[ShardFiles],
+    layer_ids: Sequence[int],
+    verifier: TextConfig,
+    rows: VerifierRows,
+    vocabulary: DraftVocabulary,
+    device: torch.device,
+    scratch: Path,
+) -> tuple[DraftRunner, int]:
+    """The draft of the recipe `name` (stock or ours) and its number of steps; `shared` is what both have alike.
+
+    Packs are cut for the longer chain of the two, so that both see the same tokens in the same order and number of steps.
+    """
+    recipe = Recipe.from_dict({**shared, **(STOCK if name == "stock" else {**OURS, **changes})})
+    longest = max(STOCK["ttt_steps"], {**OURS, **changes}["ttt_steps"])
+    data = PackedShards(shards, layer_ids, recipe.pack_tokens, longest, recipe.seed)
+    if name == "stock":
+        config, tensors, steps = _stock(recipe, data, verifier, rows, vocabulary, device)
+    else:
+        result = train(recipe, data, verifier, rows, vocabulary, scratch, lambda entry: None, device)
+        config, tensors = draft_config_values(result.model.config, torch.float32), result.model.state_dict()
+        steps = len(result.curves)
+    return DraftRunner(config, tensors, device), steps
+
+
+def _stock(
+    recipe: Recipe,
+    data: PackedShards,
+    verifier: TextConfig,
+    rows: VerifierRows,
+    vocabulary: DraftVocabulary,
+    device: torch.device,
+) -> tuple[dict[str, Any], dict[str, Tensor], int]:
+    """speculators' forward, loss, optimizers (Muon for matrices, AdamW for the rest), schedule and clipping, pack by pack."""
+    choices = choose(recipe, device)
+    config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"])
+    model = build_draft(config, rows, vocabulary, recipe.seed).to(device)
+    stock = TrainerConfig(lr=recipe.lr, num_epochs=recipe.epochs, save_path="", optimizer="muon", muon_lr=recipe.lr)
+    optimizers = build_optimizers(model, stock)
+    epochs = [data.packs(epoch) for epoch in range(recipe.epochs)]
+    steps = sum(map(len, epochs))
+    schedulers = [get_linear_schedule_with_warmup(one, steps // 100, steps) for one in optimizers]
+    loss_config = resolve_loss_config(recipe.loss, choices["loss"])
+    for pack in (pack for packs in epochs for pack in packs):
+        batch = {key: value.to(device) for key, value in data.load(pack).items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = model(**batch, ttt_steps=recipe.ttt_steps, ttt_step_loss_decay=1.0, loss_config=loss_config)[1]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for one in (*optimizers, *schedulers):
+            one.step()
+    return draft_config_values(config, torch.float32), model.state_dict(), steps
+
+
+def judge(
+    verifier: Verifier,
+    draft: DraftRunner,
+    prompts: Sequence[Sequence[int]],
+    k: int,
+    temperature: float,
+    longest: int,
+    stops: Sequence[int],
+) -> list[Acceptance]:
+    """Each prompt decoded once with the draft; at a temperature, by a stream of its own that every draft gets alike."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        choice = Sampling(temperature, number) if temperature else Greedy()
+        found.append(decode(verifier, draft, prompt, k, longest, stops, choice).acceptance)
+    return found
