@@ -3,6 +3,7 @@
 Each configuration is a closed list of fields: what training or a parent draft brought along does not reach an engine.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -62,18 +63,35 @@ def sglang_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     layer = config["transformer_layer_config"]
     ids = config["eagle_aux_hidden_state_layer_ids"]
     rope = layer["rope_parameters"]
-    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         **{name: layer[name] for name in _LAYER if name in layer},
         "rope_theta": rope["rope_theta"],
-        "rope_scaling": scaling if rope["rope_type"] != "default" else None,
+        "rope_scaling": sglang_scaling(rope),
         "draft_vocab_size": config["draft_vocab_size"],
         "eagle_aux_hidden_state_layer_ids": to_vllm(ids),
         "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": to_sglang(ids)},
         **{name: True for name in _FLAGS if config[name]},
         "torch_dtype": dtype,
     }
+
+
+def yarn_mscale(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cos and sin by, unless it is told: 0.1 s ln(factor) + 1 (https://arxiv.org/abs/2309.00071)."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def sglang_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`rope_scaling` as SGLang reads it: None where there is none. It knows no `attention_factor`: one of 1 is told by equal
+    mscales, YaRN's own by silence; any other stays as it is, and `engine_rules` refuses it."""
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    factor = scaling.get("attention_factor")
+    if factor == 1.0:
+        del scaling["attention_factor"]
+        scaling |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    elif factor is not None and factor == yarn_mscale(rope["factor"]):
+        del scaling["attention_factor"]
+    return scaling if rope.get("rope_type", "default") != "default" else None
 
 
 def sglang_names(tensors: Mapping[str, Value]) -> dict[str, Value]:

@@ -15,8 +15,9 @@ srt/layers/rotary_embedding/). "as trained" means that the engine computes what 
     head_dim, head counts      as trained                        as trained
     max_position_embeddings    raised to the serving length      raised to the serving length
     rope default               as trained                        as trained
-    rope yarn                  as trained                        `attention_factor` is ignored
+    rope yarn                  as trained                        no `attention_factor`: only 1 or YaRN's own can be told
     rope yarn, `attn_factor`   ignored                           read, where transformers does not
+    rope llama3                as trained                        as trained
     other ropes                refused: their reading was not compared
     number of layer ids        3 unless num_aux_hidden_states    any but 1: then `fc` is skipped
     layer id 0                 as trained                        has no name
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from errors import UserError
+from kimi_adapters.draft_formats import sglang_scaling
 
 ENGINES = ("vllm", "sglang")
 DEEPSEEK = "deepseek_v3"  # the family whose verifiers SGLang runs by deepseek_v2.py; Kimi-K2 and K2.5 are of it
@@ -53,7 +55,7 @@ def check_engine(
 
 def _of_any(rope: Mapping[str, Any]) -> Iterator[str]:
     kind = rope.get("rope_type", "default")
-    if kind not in ("default", "yarn"):
+    if kind not in ("default", "yarn", "llama3"):
         yield f"the draft's rope is {kind}, which is not exported"
     strange = sorted(rope.keys() - _TRANSFORMERS_YARN)
     if kind == "yarn" and strange:
@@ -71,8 +73,8 @@ def _of_sglang(
         yield "the draft has embeddings of its own (training.train_embeddings), which it replaces by the verifier's"
     if dtype == "float32":
         yield "export.dtype is float32, which it serves in float16"
-    if rope.get("attention_factor") is not None:
-        yield "the draft's rope has an attention_factor, which it ignores"
+    if (sglang_scaling(rope) or {}).get("attention_factor") is not None:
+        yield f"the draft's rope has the attention_factor {rope['attention_factor']}, which it ignores"
     if 0 in layer_ids:
         yield "hidden_states.layer_ids has 0, the embeddings, which have no name there"
     if len(layer_ids) == 1:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from errors import UserError
-from kimi_adapters.config_fields import Fields, rope_fields
+from kimi_adapters.config_fields import Fields
 from kimi_adapters.deepseek_config import FAMILY as DEEPSEEK
 from kimi_adapters.layer_ids import check_layer_ids, default_layer_ids
+from kimi_adapters.published_rope import read_rope
 
 FLAT_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
 LAYER_TYPES = ("llama", "qwen3")
 _ONLY = {"llama": {"mlp_bias": False}, "qwen3": {"use_sliding_window": False}}  # what one type has and the other has not
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 INDEX = "model.safetensors.index.json"
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -177,7 +177,7 @@ def _layer(layer: Fields, kind: str) -> dict[str, Any]:
     return {
         "model_type": kind,
         "architectures": ["Qwen3ForCausalLM" if kind == "qwen3" else "LlamaForCausalLM"],
-        "rope_parameters": _rope(layer),
+        "rope_parameters": read_rope(layer),
         **sizes,
         "hidden_act": "silu",
         "rms_norm_eps": layer.take("rms_norm_eps", float),
@@ -188,16 +188,6 @@ def _layer(layer: Fields, kind: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
         **{name: layer.values.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
-
-
-def _rope(layer: Fields) -> dict[str, Any]:
-    """Rotary settings in transformers 5's spelling; a scaling is kept as it is."""
-    rope = rope_fields(layer)
-    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if kind not in _ROPE_TYPES:
-        raise UserError(f"{layer.where} has the rope_type {kind!r}; supported: {', '.join(_ROPE_TYPES)}.")
-    kept = {name: value for name, value in rope.values.items() if name not in ("type", "rope_type", "rope_theta")}
-    return {"rope_type": kind, "rope_theta": rope.optional("rope_theta", float, 10000.0), **(kept if kind != "default" else {})}
 
 
 def _layer_ids(fields: Fields, eagle: Fields, verifier: Sizes | None) -> list[int]:

@@ -25,6 +25,7 @@ def check(settings: Settings, verifier: Verifier, layer_ids: list[int], decodes:
     """Refuse a directory that could not be judged: no draft of this verifier, one that does not run here or, where the verifier
     does not decode, one of other auxiliary layers than are stored."""
     from kimi_adapters.published_config import VerifierSizes, published_files, read_published_config
+    from kimi_adapters.rope_parameters import ROPE_TYPES
 
     facts = verifier.facts
     sizes = VerifierSizes(*(facts[name] for name in ("family", "num_layers", "hidden_size", "vocab_size"))) if facts else None
@@ -33,7 +34,7 @@ def check(settings: Settings, verifier: Verifier, layer_ids: list[int], decodes:
         config = read_published_config(Path(directory), sizes)
         layer, ids = config["transformer_layer_config"], config["eagle_aux_hidden_state_layer_ids"]
         kind, rope = layer["model_type"], layer["rope_parameters"]["rope_type"]
-        if kind not in _LAYERS or rope != "default":
+        if kind not in _LAYERS or rope not in ROPE_TYPES:
             raise UserError(
                 f"acceptance.compare has {directory}, of {kind} layers with the rope {rope}, which does not run here"
             )

@@ -22,6 +22,7 @@ DRAFTS: dict[str, tuple[dict[str, Any], dict[str, Any], DraftVocabulary, int]] =
     "plain": ({"norm_before_residual": False}, {}, VOCABULARY, 1),
     "flags and layers": (FLAGS, {"num_hidden_layers": 2}, VOCABULARY, 2),
     "one norm before fc": ({"norm_before_residual": False, "norm_before_fc": True}, {}, VOCABULARY, 1),
+    "YaRN of 1": ({"norm_before_residual": False}, {"rope_parameters": {**YARN, "attention_factor": 1.0}}, VOCABULARY, 1),
     "YaRN": ({"norm_before_residual": False}, {"rope_parameters": YARN}, VOCABULARY, 1),
     "the whole vocabulary": ({"norm_before_residual": False, "draft_vocab_size": 97}, {}, WHOLE, 1),
 }
@@ -58,7 +59,9 @@ def test_sglangs_loader_takes_every_tensor_and_every_setting(tmp_path: Path, nam
     assert {flag for flag in flags if loaded.config.get(flag)} == {flag for flag in flags if ours.config[flag]}
     # SGLang takes its rotary settings from transformers' configuration.
     kept = LlamaConfig(**{key: value for key, value in loaded.config.items() if key != "eagle_config"}).rope_parameters
-    assert kept == ours.config["transformer_layer_config"]["rope_parameters"]
+    rope = ours.config["transformer_layer_config"]["rope_parameters"]
+    scales = {"mscale": 1.0, "mscale_all_dim": 1.0} if rope.get("attention_factor") == 1.0 else {}
+    assert kept == {**{key: value for key, value in rope.items() if key != "attention_factor"}, **scales}
     assert same(read_published(folder), ours)
 
 

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -33,7 +34,10 @@ CASES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     "embeddings": (recipe(train_embeddings=True), None, "replaces"),
     "a head": (recipe(train_lm_head=True), None, None),
     "yarn": ({"rope": YARN}, None, None),
-    "yarn, factor given": ({"rope": {**YARN, "attention_factor": 1.0}}, None, "attention_factor"),
+    "yarn of 1": ({"rope": {**YARN, "attention_factor": 1.0}}, None, None),
+    "yarn's own": ({"rope": {**YARN, "attention_factor": 0.1 * math.log(64.0) + 1.0}}, None, None),
+    "yarn of another": ({"rope": {**YARN, "attention_factor": 1.1}}, None, "attention_factor 1.1"),
+    "llama3": ({"rope": {"rope_type": "llama3", "factor": 8.0}}, None, None),
     "yarn, another spelling": ({"rope": {**YARN, "attn_factor": 2.0}}, "attn_factor", "attn_factor"),
     "another rope": ({"rope": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic", "dynamic"),
     "float32": ({"dtype": "float32"}, None, "float16"),

@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,10 @@ def test_more_layers_old_norm_names_and_a_stretched_rope_are_kept(tmp_path: Path
     values = flat_values(use_aux_norm=True, num_hidden_layers=2, rope_scaling=yarn)
     draft = read_published(write_draft(tmp_path / "d", values, named))
     assert same_tensors(draft, tensors) and draft.config["fc_norm"] is True
-    rope = {"rope_type": "yarn", "rope_theta": 1e6, **{name: value for name, value in yarn.items() if name != "type"}}
-    assert draft.config["transformer_layer_config"]["rope_parameters"] == rope
+    assert draft.config["transformer_layer_config"]["rope_parameters"] == {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+        "beta_slow": 1.0, "truncate": True, "attention_factor": 0.1 * math.log(64.0) + 1.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

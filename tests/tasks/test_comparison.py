@@ -137,10 +137,10 @@ def test_what_could_not_be_judged_is_refused_while_planning(published: Path, tmp
         comparison.check(settings, target({"hidden_size": 64}), IDS, decodes=False)
     with pytest.raises(UserError, match=r"nowhere has no safetensors"):
         comparison.check(compare(tmp_path / "nowhere"), target({}), IDS, decodes=False)
-    yarn = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "original_max_position_embeddings": 512}
-    stretched = write_draft(tmp_path / "stretched", flat_values(**layer_values(rope_scaling=yarn)), {"x": torch.ones(1)})
-    with pytest.raises(UserError, match="with the rope yarn, which does not run here"):
-        comparison.check(compare(stretched), target({"hidden_size": 32, "vocab_size": 97}), IDS, decodes=False)
+    scaling = {"rope_type": "dynamic", "rope_theta": 5e4, "factor": 4.0}
+    stretched = write_draft(tmp_path / "stretched", flat_values(**layer_values(rope_scaling=scaling)), {"x": torch.ones(1)})
+    with pytest.raises(UserError, match="with the rope dynamic, which does not run here"):
+        comparison.check(compare(stretched), target({"hidden_size": 32, "vocab_size": 97, "num_layers": 6}), IDS, decodes=False)
 
 
 def test_a_node_is_ours_with_another_draft_and_does_not_depend_on_ours(published: Path) -> None:

@@ -12,11 +12,14 @@ from artifacts.manifest import Ref
 from artifacts.stage import Input, Made, Node, Pending, Stage
 from artifacts.writer import ArtifactWriter
 from errors import UserError
+from kimi_adapters.deepseek_config import YarnScaling
 from kimi_adapters.draft import save_draft
 from kimi_adapters.draft_reload import first_drafts
 from kimi_adapters.draft_vocabulary import DraftVocabulary
+from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.published_draft import read_published
 from kimi_adapters.recipe import Recipe
+from kimi_adapters.tiny_config import Options, config_values
 from kimi_adapters.torch_file import write_tensors
 from tasks import export
 from tasks.formats import ACCEPTANCE
@@ -124,6 +127,24 @@ def test_a_draft_that_the_engine_would_misread_is_not_written(bench: Bench) -> N
         exported(bench, "sglang", dtype="float32")
 
 
+STRETCHES = [YarnScaling(8.0, 64, 32.0, 1.0, True, 1.0, 1.0), Llama3Scaling(8.0, 1.0, 4.0, 64)]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("scaling", STRETCHES)
+def test_stretched_positions_are_kept(bench: Bench, engine: str, scaling: Any) -> None:
+    model = tiny_draft(Recipe(rope="verifier"), verifier=replace(VERIFIER, rope_scaling=scaling))
+    folder = bench.store.open(made(bench, engine, "bfloat16", model).digest)
+    rope = read_published(folder).config["transformer_layer_config"]["rope_parameters"]
+    assert rope["rope_type"] == ("yarn" if scaling is STRETCHES[0] else "llama3") and rope["factor"] == 8.0
+
+
+def test_a_layer_of_qwen3_is_vllms_alone(bench: Bench) -> None:
+    assert read_published(exported(bench, "vllm", layer="qwen3")).config["transformer_layer_config"]["model_type"] == "qwen3"
+    with pytest.raises(UserError, match="q_norm"):
+        exported(bench, "sglang", layer="qwen3")
+
+
 def test_embeddings_of_a_drafts_own_are_not_for_sglang(bench: Bench) -> None:
     model = tiny_draft()
     with torch.no_grad():
@@ -159,18 +180,17 @@ def test_the_plan_refuses_before_anything_is_spent() -> None:
 
 
 def test_the_plan_knows_of_positions_that_are_the_verifiers(tmp_path: Path) -> None:
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling["original_max_position_embeddings"] = 64
-    values = {
-        "model_type": "llama", "hidden_size": 32, "vocab_size": 97, "num_hidden_layers": 6, "num_attention_heads": 4,
-        "intermediate_size": 48, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 512,
-        "rope_scaling": scaling,
-    }  # fmt: skip
+    """Kimi-K2.5's YaRN has two mscales that cancel out, which both engines can be told; other two SGLang cannot."""
+    values = config_values(Options())
+    verifier = replace(target("deepseek_v3"), source=Input("", path=str(tmp_path)))
+    stretched = settings(training={"rope": "verifier"})
     (tmp_path / "config.json").write_text(json.dumps(values))
-    verifier = replace(target("llama"), source=Input("", path=str(tmp_path)))
-    export.check(settings(), verifier, [1, 3, 5])
-    with pytest.raises(UserError, match="rope is llama3, which is not exported"):
-        export.check(settings(training={"rope": "verifier"}), verifier, [1, 3, 5])
+    export.check(stretched, verifier, [2, 3, 4])
+    values["text_config"]["rope_scaling"]["mscale"] = 0.5
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    export.check(settings(), verifier, [2, 3, 4])
+    with pytest.raises(UserError, match="export.engines has sglang, and the draft's rope has the attention_factor"):
+        export.check(stretched, verifier, [2, 3, 4])
 
 
 def judged(**facts: Any) -> Made:
