@@ -56,7 +56,7 @@ def examine(client: EngineClient, source: Source, token_ids: Sequence[int], prov
         raise UserError(f"the endpoint {client.url} gives no states of a text of {len(token_ids)} tokens: {error}") from None
     path, answer = _read(client, source, found)
     try:
-        states = read(path)
+        states = read(path, source.timeout)
     finally:
         remove([path])
     if states is None:

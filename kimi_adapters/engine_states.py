@@ -97,7 +97,7 @@ async def _until_right(client: Any, source: Source, number: int, ids: list[int],
             await asyncio.sleep(min(_LONGEST_WAIT, source.backoff * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.5))
         path, reason = await _ask(client, source, ids)
         if path is not None:
-            fault = await asyncio.to_thread(fault_of, path, ids, shape)
+            fault = await asyncio.to_thread(fault_of, path, ids, shape, source.timeout)
             if fault is None:
                 return path
             reason = fault
@@ -132,10 +132,12 @@ async def _ask(client: Any, source: Source, ids: list[int]) -> tuple[Path | None
     return source.local(path), ""
 
 
-def fault_of(path: Path, ids: Sequence[int], shape: Shape) -> str | None:
+def fault_of(path: Path, ids: Sequence[int], shape: Shape, timeout: float) -> str | None:
     """Why a file is not what was asked for; None where it is."""
     try:
-        found = read(path)
+        found = read(path, timeout)
+    except TimeoutError:
+        return f"its file was not finished after {timeout:g} s"
     except Exception as error:  # safetensors' own error is a bare one
         return f"its file of states cannot be read ({type(error).__name__})"
     if found is None:
@@ -150,10 +152,16 @@ def fault_of(path: Path, ids: Sequence[int], shape: Shape) -> str | None:
     return None if bool(states.isfinite().all()) else "its states are not finite"
 
 
-def read(path: Path) -> dict[str, Tensor] | None:
-    """A file's tensors once the engine has let go of its lock; None where there is no such file."""
-    from hs_connectors import FileTransfer
+def read(path: Path, timeout: float) -> dict[str, Tensor] | None:
+    """A file's tensors once the engine has let go of its lock; None where there is no such file.
 
+    The engine writes at its next step, and with a long prompt that one takes longer than the 10 s that FileTransfer waits.
+    """
+    from hs_connectors import FileTransfer
+    from hs_connectors.transfer import wait_for_lock
+
+    with suppress(FileNotFoundError):
+        wait_for_lock(f"{path}.lock", timeout)
     found: dict[str, Tensor] | None = FileTransfer(path.parent).get_generated({"hidden_states_path": str(path)})
     return found
 

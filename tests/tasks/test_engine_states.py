@@ -1,5 +1,6 @@
 """States drawn from an engine are those of our own extraction; an engine that gives others is named before any are drawn."""
 
+import fcntl
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from errors import UserError
+from kimi_adapters.engine_states import Shape, fault_of
 from kimi_adapters.layer_proof import REFERENCE
 from kimi_adapters.own_streams import own_streams
+from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 from tasks import engine_states
 from tests.kimi_adapters.llama_fixtures import write_tiny_llama
@@ -19,6 +22,7 @@ from tests.states_endpoint import MODEL, VERSION, StatesEndpoint
 from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
 MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3, "api_key_env": None}
+SHAPE = Shape(3, 4, "float32")
 SETTINGS = {
     "engine": "vllm",
     "version": VERSION,
@@ -121,6 +125,16 @@ def test_a_sample_that_stays_wrong_stops_its_shard_alone(
     assert len(outputs(events)) == 1
     assert "sample 0 got no states from the engine in 3 tries" in why(events) and reason in why(events)
     assert {path.stem for path in endpoint.folder.glob("*.safetensors")} - {"foreign"} <= {f"cmpl-{n}" for n in (3, 4, 5)}
+
+
+def test_a_file_is_read_once_the_engine_lets_go_of_it(tmp_path: Path) -> None:
+    path, lock = tmp_path / "a.safetensors", tmp_path / "a.safetensors.lock"
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert fault_of(path, [1, 2], SHAPE, 0.2) == "its file was not finished after 0.2 s"
+        with open(path, "wb") as file:
+            write_tensors(file, {"hidden_states": torch.zeros(2, 3, 4), "token_ids": torch.tensor([1, 2])})
+    assert fault_of(path, [1, 2], SHAPE, 0.2) is None and not lock.exists()
 
 
 def test_a_sentence_holds_no_token(bench: Bench, endpoint: StatesEndpoint, reference: Path, caplog: Any) -> None:
