@@ -6,7 +6,6 @@ from pathlib import Path
 from artifacts.aliases import Alias, AliasMoved
 from artifacts.disk import write_atomically
 from artifacts.lineage import Lineage
-from artifacts.manifest import Ref
 from artifacts.records import Record, read_record
 from artifacts.stage import Made, Node
 from errors import UserError
@@ -118,8 +117,9 @@ def as_made(host: Host, draft: str) -> Made:
     return Made(Node(training.STAGE, f"of {draft[:12]}", {}, {}), training_record(host, draft).outputs)
 
 
-def checkpoint_of(host: Host, lineage: Lineage, draft: str) -> tuple[Ref, Path] | None:
-    """The newest export of a draft and where it lies; None where there is none."""
+def checkpoints_of(host: Host, lineage: Lineage, draft: str) -> dict[str, Path]:
+    """Where the newest export of a draft for each engine lies."""
     exports = [record for record in lineage.readers.get(draft, []) if record.stage == "export"]
-    newest = max(exports, key=lambda record: str(record.lineage.get("finished", "")), default=None)
-    return (newest.outputs["export"], host.store.folder(newest.outputs["export"].digest)) if newest else None
+    exports.sort(key=lambda record: str(record.lineage.get("finished", "")))
+    refs = [record.outputs["export"] for record in exports]
+    return {str(ref.facts["engine"]): host.store.folder(ref.digest) for ref in refs}

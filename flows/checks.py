@@ -31,4 +31,5 @@ def check_target(settings: Settings, target: Verifier, layer_ids: list[int]) -> 
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
     export.check(settings, target, layer_ids)
-    comparison.check(settings, target, layer_ids, decodes=settings.acceptance.prompts is not None)
+    decodes = settings.acceptance.prompts is not None and verifier.decodes(target)
+    comparison.check(settings, target, layer_ids, decodes)

@@ -56,7 +56,7 @@ def synthesize(settings: Any, parsed: Namespace) -> int:
 
 def champion(settings: Any, parsed: Namespace) -> int:
     """Say who is champion, go back to the one before, or set one."""
-    from flows.champions import Championship, checkpoint_of
+    from flows.champions import Championship, checkpoints_of
 
     host = existing_host(settings)
     throne = Championship.of(settings, host)
@@ -73,6 +73,10 @@ def champion(settings: Any, parsed: Namespace) -> int:
         print(f"{throne.target.name} has no champion yet: `eyas retrain` promotes the first")
         return 0
     print(table(("champion since", "draft", "because"), [(m.time, m.digest[:12], m.because) for m in alias.history]))
-    export = checkpoint_of(host, Lineage.of(host.records), alias.digest)
-    print(f"\nchampion {alias.digest}\ncheckpoint {export[1] if export else 'none: run the flow again to export it'}")
+    print(f"\nchampion {alias.digest}")
+    found = checkpoints_of(host, Lineage.of(host.records), alias.digest)
+    print(
+        "\n".join(f"checkpoint {folder} for {engine}" for engine, folder in found.items())
+        or "checkpoint none: run the flow again"
+    )
     return 0
