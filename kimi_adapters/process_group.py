@@ -26,7 +26,9 @@ class Ranks:
         self.number, self.count = 0, 1
         if dist.is_initialized():
             self.number, self.count = dist.get_rank(), dist.get_world_size()
-            self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
+            group = dist.new_group(backend="gloo", timeout=PATIENCE)
+            assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+            self._host = group
 
     @property
     def first(self) -> bool:
