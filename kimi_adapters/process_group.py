@@ -27,7 +27,7 @@ class Ranks:
         if dist.is_initialized():
             self.number, self.count = dist.get_rank(), dist.get_world_size()
             group = dist.new_group(backend="gloo", timeout=PATIENCE)
-            assert isinstance(group, dist.ProcessGroup)  # what a rank gets of a group that it is in
+            assert isinstance(group, dist.ProcessGroup), "every rank is a member"
             self._host = group
 
     @property
