@@ -197,6 +197,8 @@ def run_child(
                 on_progress(by_key[event["key"]], event)
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
+    if error and error["kind"] == ToldToStop.__name__:
+        raise ToldToStop(error["message"])  # although it may have been ended while it tidied up
     place.children.check()
     _judge(process.returncode, error, orders, log_path)
 
@@ -214,8 +216,6 @@ def end_child(child: "subprocess.Popen[bytes]", patience: float = 4.0) -> None:
 
 def _judge(code: int, error: dict[str, Any] | None, orders: list[Order], log_path: Path) -> None:
     missing = [order for order in orders if not order.outputs]
-    if error and error["kind"] == ToldToStop.__name__:
-        raise ToldToStop(error["message"])
     if error and error["kind"] == "user":
         raise UserError(error["message"])
     if error:
