@@ -213,6 +213,9 @@ def run_child(
                 on_progress(by_key[event["key"]], event)
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
+    stopped = next((event for event in errors if event["kind"] == ToldToStop.__name__), None)
+    if stopped:
+        raise ToldToStop(stopped["message"])  # although it may have been ended while it tidied up
     place.children.check()
     _judge(process.returncode, errors, orders, log_path)
 
@@ -232,8 +235,6 @@ def _judge(code: int, errors: list[dict[str, Any]], orders: list[Order], log_pat
     """Of several ranks' errors the killed rank's counts, else the first: the others lost their neighbour."""
     missing = [order for order in orders if not order.outputs]
     error = next((event for event in errors if event["kind"] == KILLED), errors[0] if errors else None)
-    if error and error["kind"] == ToldToStop.__name__:
-        raise ToldToStop(error["message"])
     if error and error["kind"] == KILLED:
         raise ChildKilled(f"{error['message']} of {orders[0].node.label} (its log: {log_path})")
     if error and error["kind"] == "user":
