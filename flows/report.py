@@ -79,6 +79,8 @@ def acceptance(made: DraftRun, best: dict[str, Champion | None]) -> str:
         rows.append(_row("untrained", facts, "untrained_"))
     head = ["method", "draft", "acceptance length", "95% interval", "accepted at 1, 2, …", "answers", "equal to plain decoding"]
     note = "Acceptance length: tokens a verifier step, the bonus token included."
+    if "parent" in made.training.node.inputs:
+        note += " Untrained is the draft before its first step here: the parent."
     return f"## Acceptance\n\n{markdown_table(head, rows)}\n\n{note}"
 
 
