@@ -26,13 +26,13 @@ def over_budget(settings: Settings, walk: Walk) -> str | None:
     """
     steps = [step for step in walk.steps if step.status != "hit"]
     heavy = [step for step in steps if walk.stages[step.stage].device == "accelerator"]
-    hours, limit = sum(step.estimate or 0.0 for step in heavy) / HOUR, settings.budget.gpu_hours
+    hours, limit = sum(map(_hours, heavy)), settings.budget.gpu_hours
     if limit is not None:
         unknown = dict.fromkeys(step.stage for step in heavy if step.estimate is None)
         if unknown:
             log.warning("budget.gpu_hours: no rate is known yet for %s, so that their hours do not count", _listed(unknown))
         if hours > limit:
-            parts = _parts(heavy, lambda step: (step.estimate or 0.0) / HOUR, lambda value: f"{value:,.3g}")
+            parts = _parts(heavy, _hours, lambda value: f"{value:,.3g}")
             return (
                 f"this run would take up to {hours:,.3g} GPU hours ({parts}) and budget.gpu_hours is {limit:,g}: raise it, or "
                 "give less to do"
@@ -44,6 +44,10 @@ def over_budget(settings: Settings, walk: Walk) -> str | None:
             f"{size(settings.budget.bytes)}: raise it, or give less to do"
         )
     return None
+
+
+def _hours(step: Step) -> float:
+    return (step.estimate or 0.0) * step.devices / HOUR
 
 
 def _parts(steps: Iterable[Step], value: Callable[[Step], float], told: Callable[[float], str]) -> str:

@@ -31,6 +31,7 @@ class Step:
     tokens: int = 0
     output_bytes: int = 0
     estimate: float | None = None
+    devices: int = 1  # that it holds for those seconds
     pass_tokens: int | None = None  # of a pass whose computing takes as long as the reading of the weights
     key: str | None = None
 
@@ -112,7 +113,14 @@ class Walk:
         return found
 
     def _decision(self, node: Node, parts: Parts, stage: str, key: str, record: Record | None) -> Decision:
-        step = Step(stage, node.name, "hit" if record else "run", tokens=node.tokens, output_bytes=node.output_bytes)
+        step = Step(
+            stage,
+            node.name,
+            "hit" if record else "run",
+            tokens=node.tokens,
+            output_bytes=node.output_bytes,
+            devices=node.devices,
+        )
         step.key = key
         if record:
             parts = record.parts  # equal, since their keys are: one of the two is enough to keep
@@ -165,7 +173,15 @@ class Walk:
         """A node of a plan that consumes something not yet known; what of its key is known must be computable."""
         self.shared_parts(node.stage)
         reasons = sorted({source.because for source in node.inputs.values() if isinstance(source, Pending)})
-        step = Step(node.stage.name, node.name, "may run", reasons, tokens=node.tokens, output_bytes=node.output_bytes)
+        step = Step(
+            node.stage.name,
+            node.name,
+            "may run",
+            reasons,
+            tokens=node.tokens,
+            output_bytes=node.output_bytes,
+            devices=node.devices,
+        )
         step.estimate, step.pass_tokens = self.estimate(node), self.pass_tokens(node)
         return step
 
