@@ -19,7 +19,7 @@ from flows.train_draft import DraftRun, obtain_verifier, train_draft
 from running.host import Host
 from running.plan import PlanExecutor
 from running.walk import Executor
-from tasks import acceptance, corpus, legacy, promotion
+from tasks import acceptance, corpus, legacy, promotion, verifier
 from tasks.champions import CHAMPION
 from tasks.settings import Settings
 
@@ -68,7 +68,7 @@ def retrain(
 
 def _warm(settings: Settings, champion: str | None) -> Settings:
     """With ``training.parent: champion``, the champion that the candidate is compared with; before the first one no parent."""
-    if getattr(settings.training, "parent", None) != CHAMPION:
+    if settings.training.parent != CHAMPION:
         return settings
     return settings.model_copy(update={"training": settings.training.model_copy(update={"parent": champion})})
 
@@ -81,7 +81,9 @@ def compare(settings: Settings, run: Executor, host: Host, throne: Championship,
     if champion is not None:
         known = as_made(host, champion)
         _check_layers(settings, made, known)
-        nodes = acceptance.nodes(settings, shards, made.states, made.checked, known, made.verifier)
+        nodes = acceptance.nodes(
+            settings, shards, made.states, made.checked, known, made.verifier, verifier.decodes(made.verifier)
+        )
         judged = run.map(replace(node, name=f"{node.name}, champion") for node in nodes)
     return facts_ref(run.run(promotion.node(settings, throne.scope, made.judged, judged, masks)), "decision")
 
