@@ -183,7 +183,7 @@ class Execution:
             with self.time.stoppable(orders):
                 run_child(self.place, orders, device, on_outputs, on_progress)
         except ChildFailed as lost:
-            if orders[0].node.stage.device == "accelerator":
+            if orders[0].node.stage.device == "accelerator" and device.count == 1:
                 self.pool.lost_child(device, str(lost))
             raise
 
