@@ -45,7 +45,7 @@ def node_table(steps: list[Step]) -> str:
 
 def summary(result: dict[str, Any]) -> str:
     """What ``eyas run`` prints at its end."""
-    judged = acceptance_table(result["acceptance"], result["engines"])
+    judged = acceptance_table(result["acceptance"], result.get("engines", []))
     parts = [judged, stage_table([Step(**node) for node in result["nodes"]])]
     parts.append(f"report      {result['report']}\ncheckpoint  {result['checkpoint']}")
     return "\n\n" + "\n\n".join(parts)

@@ -182,9 +182,7 @@ class GateSettings(Section):
     max_rejected: float = Field(0.2, ge=0, le=1, description="Share of rows that the corpus may reject")
     max_lost: float = Field(0.01, ge=0, le=1, description="Share of supervised tokens lost to corpus.max_length")
     min_coverage: float = Field(0.7, ge=0, le=1, description="Share of supervised tokens that the draft vocabulary holds")
-    min_slice_coverage: float = Field(
-        0.6, ge=0, le=1, description="The same in each slice of 1,000 supervised tokens or more; below it is only a warning"
-    )
+    min_slice_coverage: float = Field(0.6, ge=0, le=1, description="The same of a slice of 1,000 tokens or more; a warning")
     max_engine_gap: float = Field(0.2, gt=0, description="Acceptance length in the engine may differ by so much from our own")
 
 

@@ -1,17 +1,18 @@
-"""Prompts answered by an endpoint, in a real run: in a child that may open what it declares, under a key without an address."""
+"""An endpoint in real runs: its answers become conversations, and its judgement stands in the report."""
 
 import json
 from pathlib import Path
 
 from tasks.formats import CONVERSATIONS
 from tests.engine_endpoint import MODEL, Endpoint, Engine, serving
-from tests.projects import Project
+from tests.projects import Project, ran
+from tests.prophet import Prophet
 
 SECRET = "sk-Quetzal-7"
 
 
 def test_answers_come_from_the_endpoint_and_are_hit_whatever_its_address(fresh: Project, cut_verifier: Path) -> None:
-    """The run is stopped by a gate as soon as the corpus is there: the rest is other tests' matter."""
+    """In a child that may open what it declares. A gate stops the run when the corpus is there: the rest is other tests'."""
     chosen = ["data.prompts=[prompts.jsonl]", "synthesis.source=endpoint", "synthesis.prompts_per_task=1"]
     chosen += [f"endpoint.model={MODEL}", "synthesis.max_new_tokens=6"]
     arguments = [word for one in chosen for word in ("--set", one)]
@@ -31,3 +32,19 @@ def test_answers_come_from_the_endpoint_and_are_hit_whatever_its_address(fresh: 
     del fresh.environment["ENDPOINT_KEY"]
     nodes = fresh.nodes("plan", *arguments, "--set", "endpoint.url=http://127.0.0.1:1/v1", "--set", "endpoint.concurrency=3")
     assert [node["status"] for node in nodes if node["stage"] == "endpoint_synthesis"] == ["hit", "hit"]
+
+
+def test_what_an_engine_accepts_is_in_the_report(project: Project, cut_verifier: Path) -> None:
+    """Everything else is there already; the engine's draft is not ours, and the gate is as wide as that."""
+    engine = Engine(cut_verifier)
+    rows = [json.loads(line) for line in (project.folder / "prompts.jsonl").read_text().splitlines()]
+    drafted = Endpoint(engine, draft=Prophet.of(engine, rows, 12))
+    with serving(drafted), serving(Endpoint(engine)) as plain:
+        chosen = ["acceptance.engine=endpoint", f"endpoint.model={MODEL}", "gates.max_engine_gap=3"]
+        chosen += [f"endpoint.url={drafted.url}", f"endpoint.plain_url={plain.url}"]
+        arguments = [word for one in chosen for word in ("--set", one)]
+        assert ran(project.nodes("run", *arguments)) == {"engine_acceptance"}
+        done = project.eyas("plan", str(project.settings), *arguments, "--set", "gates.max_engine_gap=0.1")
+    assert done.returncode == 2 and "more than gates.max_engine_gap = 0.1" in done.stderr
+    (report,) = (project.folder / "state" / "reports").glob("*/report.md")
+    assert "## Acceptance in vLLM 0.0.test" in report.read_text() and "for 2 of 2 prompts" in report.read_text()

@@ -3,11 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from artifacts.key import node_parts
 from artifacts.manifest import Ref, canonical_json, digest_bytes
@@ -24,32 +22,11 @@ from tasks.formats import ACCEPTANCE
 from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.engine_endpoint import FORMAT, MODEL, Endpoint, Engine, serving
+from tests.prophet import Prophet
 
 QUESTIONS = ("Tell me about owls.", "Tell me about ink.")
 ROWS: list[dict[str, Any]] = [{"id": f"p{n}", "messages": [{"role": "user", "content": q}]} for n, q in enumerate(QUESTIONS)]
 TOKENS, K = 9, 3
-
-
-class Prophet:
-    """A draft that knows the answers and is wrong about every fifth token: `DraftRunner`'s part in decoding."""
-
-    shape = SimpleNamespace(layer_ids=[1])
-
-    def __init__(self, known: dict[tuple[int, ...], list[int]]) -> None:
-        self.known = known
-
-    def new_cache(self, capacity: int) -> SimpleNamespace:
-        return SimpleNamespace(length=0, tokens=[])
-
-    def feed(self, aux: Any, tokens: list[int], cache: SimpleNamespace) -> None:
-        cache.tokens += tokens
-        cache.length += len(tokens)
-
-    def propose(self, hidden: None, places: Any, k: int, cache: SimpleNamespace) -> torch.Tensor:
-        answer = next(a for p, a in self.known.items() if tuple(cache.tokens[: len(p) - 1]) == p[1:])
-        done = cache.length - (len(next(p for p, a in self.known.items() if a is answer)) - 1)
-        truth = [*answer[done : done + k], *[0] * k][:k]
-        return torch.tensor([[token + 1 if (done + place) % 5 == 3 else token for place, token in enumerate(truth)]])
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +36,7 @@ def engine(cut_verifier: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def prophet(engine: Engine) -> Any:
-    prompts = [engine.prompt(row["messages"]) for row in ROWS]
-    return Prophet({tuple(prompt): engine.answer(prompt, TOKENS, 0.0, 0)[0] for prompt in prompts})
+    return Prophet.of(engine, ROWS, TOKENS)
 
 
 @pytest.fixture
