@@ -1,9 +1,9 @@
 """Settings of the engines that serve the verifier. Data only; a part of ``tasks.settings``."""
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.section import Section
 
@@ -67,3 +67,16 @@ class EngineAcceptance(Section):
         if any(not 0 < one <= 2 for one in temperatures) or len(set(temperatures)) < len(temperatures):
             raise ValueError("give each once, above 0 and up to 2; 0 is measured anyway")
         return temperatures
+
+
+class EngineStates(Section):
+    """Who computes hidden states; a part of ``hidden_states``."""
+
+    source: Literal["own", "engine"] = Field("own", description="Here, or by the vLLM at endpoint.url that extracts them")
+    engine_version: str | None = Field(None, description="That engine's version, as its /version says: states depend on it")
+
+    @model_validator(mode="after")
+    def _names_its_version(self) -> Self:
+        if self.source == "engine" and not self.engine_version:
+            raise ValueError("hidden_states.source is engine: give hidden_states.engine_version, as the engine's /version says")
+        return self

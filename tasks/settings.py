@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.engine_settings import EndpointSettings, EngineAcceptance, EngineSettings
+from tasks.engine_settings import EndpointSettings, EngineAcceptance, EngineSettings, EngineStates
 from tasks.operation_settings import BudgetSettings, WindowSettings
 from tasks.promotion_settings import PromotionSettings
 from tasks.section import Section
@@ -58,20 +58,12 @@ class CorpusSettings(Section):
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of conversations kept for evaluation")
 
 
-class HiddenStatesSettings(Section):
+class HiddenStatesSettings(EngineStates):
     """What is stored of the verifier's forward, and who computes it."""
 
-    source: Literal["own", "engine"] = Field("own", description="Here, or by the vLLM at endpoint.url that extracts them")
-    engine_version: str | None = Field(None, description="That engine's version, as its /version says: states depend on it")
     layer_ids: list[int] | None = Field(None, description="Auxiliary layers: states that ENTER them; empty: 2, L//2, L-3")
     state_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     compute_dtype: Literal["bfloat16", "float32"] = Field("float32", description="An engine's own --dtype must be the same")
-
-    @model_validator(mode="after")
-    def _names_its_version(self) -> Self:
-        if self.source == "engine" and not self.engine_version:
-            raise ValueError("hidden_states.source is engine: give hidden_states.engine_version, as the engine's /version says")
-        return self
 
 
 class ValidationSettings(Section):
