@@ -29,7 +29,7 @@ class Prophet:
         cache.tokens += tokens
         cache.length += len(tokens)
 
-    def propose(self, hidden: None, places: Any, k: int, cache: SimpleNamespace) -> torch.Tensor:
+    def propose(self, hidden: None, places: Any, k: int, cache: SimpleNamespace, choose: Any) -> torch.Tensor:
         answer = next(a for p, a in self.known.items() if tuple(cache.tokens[: len(p) - 1]) == p[1:])
         done = cache.length - (len(next(p for p, a in self.known.items() if a is answer)) - 1)
         truth = [*answer[done : done + k], *[0] * k][:k]

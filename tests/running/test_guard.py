@@ -77,6 +77,7 @@ def child_of(folder: Path, source: str, declared: Path) -> "subprocess.Completed
         (folder / name).mkdir(exist_ok=True)
     job = {"key": "k", "label": "a stage", "settings": {}, "knobs": {}, "digests": {}, "scratch": str(folder / "scratch")}
     order = {"module": "stage", "entry": "compute", "gathers": False, "device": "cpu", "threads": 1, "events": 1}
+    order |= {"ranks": 1, "pace": None}
     order |= {"snapshot": str(code), "cache": str(folder / "cache"), "workspace": str(folder / "workspace")}
     order |= {"closed": [str(folder / "store")], "jobs": [{**job, "paths": {"verifier": str(declared)}}]}
     (folder / "order.json").write_text(json.dumps(order))
