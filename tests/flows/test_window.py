@@ -166,12 +166,12 @@ def hold(project: Project, what: str) -> Path:
 def holding(project: Project) -> None:
     """Extraction stands still after a shard, training after each step from its third on, while their files are there."""
     standing = {what: f"__import__('os').path.exists({str(hold(project, what))!r})" for what in ("extraction", "training")}
-    line = "            _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport)\n"
+    line = "            _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport, weights)\n"
     still = f"            while {standing['extraction']}:\n                __import__('time').sleep(0.05)\n"
     project.edit("tasks/hidden_states.py", line, line + still)
-    line = "            self.global_step += 1\n"
-    still = f"            while self.global_step >= 3 and {standing['training']} and not self.should_stop():\n"
-    project.edit("kimi_adapters/trainer.py", line, line + still + "                time.sleep(0.05)\n")
+    line = "        self.global_step += 1\n"
+    still = f"        while self.global_step >= 3 and {standing['training']} and not self.should_stop():\n"
+    project.edit("kimi_adapters/training_loop.py", line, line + still + "            time.sleep(0.05)\n")
     for what in standing:
         hold(project, what).touch()
 
@@ -214,6 +214,7 @@ def told(api: str) -> list[str]:
     return [str(state.message) for state in states]
 
 
+@pytest.mark.serve
 def test_windows_end_in_extraction_and_in_training(project: Project, finished: Finished, prefect_api: str) -> None:
     """Extraction and training run again, as their code is another; what follows hits, if they give the same bytes."""
     before = {stage: set(project.records(stage)) for stage in ("hidden_states", "training", "acceptance")}

@@ -37,8 +37,10 @@ def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     serve("wandb", "draft", str(tmp_path), [json.dumps({"step": step, "values": {"loss": 1 / step}}) for step in (1, 2)])
-    assert wandb.run is not None and wandb.run.summary["loss"] == 0.5
-    wandb.finish()  # as the process's end does
+    run = wandb.run
+    assert run is not None
+    run.finish()  # as the process's end does
+    assert run.summary["loss"] == 0.5
     (found,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert found.stat().st_size > 0
 

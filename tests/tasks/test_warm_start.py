@@ -64,7 +64,7 @@ def train(bench: Bench, verifier: Path, shard: Made, words: str, parent: str | N
     inputs |= {"parent": parent} if parent else {}
     for stale in (bench.workspace / "checkpoints").glob("*"):
         stale.unlink()
-    return bench.job(training.compute, {**RECIPE.recipe(), "layer_ids": LAYERS}, inputs)
+    return bench.job(training.compute, {**RECIPE.recipe(), "layer_ids": LAYERS}, inputs, sharding="none")
 
 
 def draft_of(bench: Bench, made: dict[str, str]) -> PublishedDraft:
