@@ -37,12 +37,10 @@ def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     serve("wandb", "draft", str(tmp_path), [json.dumps({"step": step, "values": {"loss": 1 / step}}) for step in (1, 2)])
-    run = wandb.run
-    assert run is not None
-    run.finish()  # as the process's end does
-    assert run.summary["loss"] == 0.5
+    wandb.finish()  # as the process's end does
     (found,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    assert found.stat().st_size > 0
+    written = found.read_bytes()
+    assert b"loss" in written and b"1.0" in written and b"0.5" in written
 
 
 def test_a_logger_that_dies_or_hangs_disturbs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
