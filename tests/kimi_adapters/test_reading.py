@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kimi_adapters.busy import Busy
 from kimi_adapters.reading import drop_pages, layer_ranges
@@ -40,7 +41,10 @@ def started(verifier: Path, folder: Path) -> "subprocess.Popen[str]":
 
 def test_two_processes_read_the_weights_once(cut_verifier: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(cut_verifier)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the children have it: the order of sums
     alone = states_of(checkpoint, None)  # and what a pass touches of torch's code is in memory from here on
+    torch.set_num_threads(threads)
     forget(cut_verifier / "model.safetensors")
     pair = [started(cut_verifier, tmp_path) for _ in range(2)]
     said = [json.loads(process.communicate(timeout=300)[0]) for process in pair]
