@@ -166,8 +166,8 @@ def hold(project: Project, what: str) -> Path:
 def holding(project: Project) -> None:
     """Extraction stands still after a shard, training after each step from its third on, while their files are there."""
     standing = {what: f"__import__('os').path.exists({str(hold(project, what))!r})" for what in ("extraction", "training")}
-    line = "            _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport, weights)\n"
-    still = f"            while {standing['extraction']}:\n                __import__('time').sleep(0.05)\n"
+    line = "                _one_pass(jobs[start : start + size], checkpoint, dtype, resident, transport, weights)\n"
+    still = f"                while {standing['extraction']}:\n                    __import__('time').sleep(0.05)\n"
     project.edit("tasks/hidden_states.py", line, line + still)
     line = "        self.global_step += 1\n"
     still = f"        while self.global_step >= 3 and {standing['training']} and not self.should_stop():\n"
