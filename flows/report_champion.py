@@ -4,19 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from artifacts.aliases import Aliases
 from artifacts.key import node_parts
 from artifacts.manifest import Ref
 from artifacts.records import Record, Records, read_record
 from artifacts.stage import Input, Made
 from artifacts.store import Store
-from flows.report_cases import LEAST, cases_of
-from flows.report_data import facts_ref
-from kimi_adapters.acceptance_difference import paired_difference
+from flows.report_cases import LEAST
+from flows.report_data import facts_ref, open_whole
 from tasks.champions import CHAMPION, scope
 from tasks.handles import Verifier
+from tasks.paired import difference
 
 _DRAFTS = ("input draft", "input start")  # what differs between two drafts that the same answers judge
 
@@ -52,13 +50,9 @@ def champion(store: Store, aliases: Aliases, verifier: Verifier, one: Made) -> C
 
 
 def _longer(store: Store, mine: Ref, its: Ref) -> tuple[float, float] | None:
-    ours, theirs = cases_of(store, mine), cases_of(store, its)
-    pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
-    if len(pairs) < LEAST:
-        return None
-    counts = [[case[what] for case in pair for what in ("tokens", "steps")] for pair in pairs]
-    found = paired_difference(np.array(counts))
-    return found.low, found.high
+    ours, theirs = open_whole(store, mine), open_whole(store, its)
+    found = difference(ours, theirs) if ours and theirs else None
+    return (found.low, found.high) if found and found.samples >= LEAST else None
 
 
 def _acceptances(records: Records) -> Iterator[Record]:

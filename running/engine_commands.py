@@ -1,6 +1,5 @@
 """``eyas prove-layers`` and ``eyas engine-command``: about an engine that serves a verifier, without a flow."""
 
-import shlex
 from argparse import Namespace
 
 from errors import UserError
@@ -26,17 +25,9 @@ def prove_layers(parsed: Namespace) -> int:
 
 def engine_command(parsed: Namespace) -> int:
     """Print the command line."""
-    from kimi_adapters.config import read_config
-    from kimi_adapters.engine_command import PLUGINS, hidden_states_arguments
-    from kimi_adapters.layer_ids import default_layer_ids
+    from tasks.engine_command_line import engine_command_line
 
-    count = read_config(parsed.verifier).num_layers
-    ids = _ids(parsed.layer_ids) or default_layer_ids(count)
-    further = hidden_states_arguments(ids, count, parsed.folder.absolute(), without_cuda=parsed.cpu)
-    command = ["vllm", "serve", str(parsed.verifier), "--dtype", parsed.dtype, *further]
-    if parsed.cpu:  # compiled, it gave wrong text in bfloat16
-        command = ["env", f"PYTHONPATH={PLUGINS}", *command, "--enforce-eager"]
-    print(shlex.join(command))
+    print(engine_command_line(parsed.verifier, _ids(parsed.layer_ids), parsed.folder, parsed.dtype, parsed.cpu))
     return 0
 
 

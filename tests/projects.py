@@ -212,8 +212,8 @@ def wait_for(what: Callable[[], Any], seconds: float = 240.0, process: "subproce
     raise AssertionError("it did not happen in time")
 
 
-def no_orphans(project: Project, seconds: float = 20.0) -> None:
-    """No child of a killed flow may live longer than this; a second is the rule where the processor is free."""
+def no_orphans(project: Project, seconds: float = 5.0) -> None:
+    """No child of a killed flow may live longer than this."""
     wait_for(lambda: not project.children(), seconds)
 
 

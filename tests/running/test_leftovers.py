@@ -49,8 +49,8 @@ def test_a_server_that_ignores_everything_ends_with_its_run(how: str) -> None:
     assert not _gone(server, 0.5), "it lives as long as its run"
     if how == "killed":
         os.kill(run.pid, signal.SIGKILL)
-    run.wait(60)
-    assert _gone(server, 30)
+    run.wait(10)
+    assert _gone(server, 5)
 
 
 AFTERWARDS = """
@@ -91,7 +91,7 @@ def test_the_command_after_a_run_runs_whatever_happens(how: str, tmp_path: Path)
 def test_without_the_watcher_it_would_go_on() -> None:
     run, server = _start("alone", 300)
     os.kill(run.pid, signal.SIGKILL)
-    run.wait(60)
+    run.wait(10)
     try:
         assert not _gone(server, 3)
     finally:
