@@ -1,10 +1,12 @@
 """Acceptance of our recipe beside stock speculators' at equal data, steps and draft size, by real decoding.
 
-    python -m benchmarks.draft_quality [--set training-field=value ...] [--prompts humaneval=FILE.jsonl ...]
+    python -m benchmarks.draft_quality [--set FIELD=VALUE] [--also NAME:FIELD=VALUE,...] [--prompts humaneval=FILE.jsonl]
 
 SmolLM2-135M answers prompts of several kinds; both recipes train on those answers, three seeds each; each draft decodes
 held-out prompts of each kind, greedily and by speculative sampling at temperature 1, with k = 3 and 5. Printed are acceptance
-lengths with 95% intervals (bootstrap over prompts) and the ratio of ours to stock; the goal is 1.10.
+lengths with 95% intervals (bootstrap over prompts) and the ratio of ours to stock; the goal is 1.10. `--set` changes our
+recipe; `--also` tries another beside it with one seed: ours with those fields changed, or the stock one, where NAME begins
+with "stock"; a field `optimizer` (muon, adamw) has it trained by speculators' own loop.
 
 TIME on one H200 (an estimate until it has run; a decoding step of so small a model is bound by launches, not by the chip):
     answers    1.0M tokens = 2,000 steps of 512 rows at 15 to 25 ms                                               30 to 50 s
@@ -19,6 +21,7 @@ TIME on one H200 (an estimate until it has run; a decoding step of so small a mo
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -29,12 +32,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import yaml
 
 from kimi_adapters.acceptance_interval import interval
 from kimi_adapters.acceptance_length import Acceptance, total
 
-RECIPES = ("stock", "ours")
 TEMPERATURES = (0.0, 1.0)
 Results = dict[str, dict[str, list[Acceptance]]]  # "T k" -> kind -> a result a prompt and seed, in the same order for both
 
@@ -52,6 +53,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--judged-tokens", type=int, default=48)
     parser.add_argument("--judged-prompts", type=int, default=24, help="at most so many of a kind")
     parser.add_argument("--jobs", type=int, default=6, help="drafts trained and judged side by side")
+    parser.add_argument("--devices", type=int, default=1, help="GPUs that they are shared out to")
+    parser.add_argument("--also", action="append", default=[], metavar="NAME:FIELD=VALUE,...", help="one more recipe")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a change to our recipe")
     parser.add_argument("--prompts", action="append", default=[], metavar="KIND=FILE", help="one more kind of held-out prompts")
     parser.add_argument("--tiny", action="store_true", help="four layers on a CPU, one seed, little data")
@@ -98,7 +101,7 @@ def one_draft(given: argparse.Namespace, name: str, seed: int) -> None:
     import torch
 
     from benchmarks.quality_data import FORMAT
-    from benchmarks.quality_drafts import judge, train_draft
+    from benchmarks.quality_drafts import judge, recipes_of, train_draft
     from kimi_adapters.chat import stop_ids
     from kimi_adapters.draft import verifier_rows
     from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -113,13 +116,14 @@ def one_draft(given: argparse.Namespace, name: str, seed: int) -> None:
     checkpoint = Checkpoint(told["verifier"])
     vocabulary = DraftVocabulary.read(given.work / "vocabulary.safetensors", checkpoint.config.vocab_size)
     shards = [ShardFiles(**{name: Path(path) for name, path in files.items()}) for files in told["shards"]]
+    recipes = recipes_of(given)
     shared = {"lr": 1e-3, "epochs": given.epochs, "pack_tokens": given.pack_tokens, "seed": seed}
     shared |= {"max_position_embeddings": 8192, "intermediate_size": 64} if given.tiny else {"max_position_embeddings": 8192}
-    changes = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in given.set)}
     device, began = torch.device(given.device), time.monotonic()
     rows, scratch = verifier_rows(checkpoint, vocabulary), given.work / f"{name}-{seed}"
+    longest = max(values["ttt_steps"] for values in recipes.values())
     draft, steps = train_draft(
-        name, shared, changes, shards, told["layers"], checkpoint.config, rows, vocabulary, device, scratch
+        shared | recipes[name], longest, shards, told["layers"], checkpoint.config, rows, vocabulary, device, scratch
     )
     trained = time.monotonic() - began
     verifier, stops = Verifier(checkpoint, device), stop_ids(Tokenizer(told["verifier"]), FORMAT)
@@ -137,13 +141,19 @@ def one_draft(given: argparse.Namespace, name: str, seed: int) -> None:
 
 def run_all(given: argparse.Namespace, work: Path) -> dict[str, Results]:
     """Every recipe and seed, so many side by side; the results by recipe."""
-    waiting = [(name, seed) for seed in range(given.seeds) for name in RECIPES]
-    living: list[tuple[Any, subprocess.Popen[bytes]]] = []
+    from benchmarks.quality_drafts import recipes_of
+
+    names = list(recipes_of(given))
+    wanted = [(name, seed) for seed in range(given.seeds) for name in names if seed == 0 or name in ("stock", "ours")]
+    waiting, living, started = list(wanted), list[tuple[Any, subprocess.Popen[bytes]]](), 0
     while waiting or living:
         while waiting and len(living) < given.jobs:
             one = waiting.pop(0)
             command = [sys.executable, "-m", "benchmarks.draft_quality", *sys.argv[1:]]
-            living.append((one, subprocess.Popen([*command, "--work", str(work), "--one", one[0], str(one[1])])))
+            where = {"CUDA_VISIBLE_DEVICES": str(started % given.devices)} if given.device == "cuda" else {}
+            command += ["--work", str(work), "--one", one[0], str(one[1])]
+            living.append((one, subprocess.Popen(command, env=os.environ | where)))
+            started += 1
         time.sleep(0.2)
         for one, process in [each for each in living if each[1].poll() is not None]:
             if process.returncode:
@@ -151,15 +161,14 @@ def run_all(given: argparse.Namespace, work: Path) -> dict[str, Results]:
                     other.kill()
                 raise SystemExit(f"{one[0]} with seed {one[1]} ended with code {process.returncode}")
             living.remove((one, process))
-    results: dict[str, Results] = {name: {} for name in RECIPES}
-    for name in RECIPES:
-        for seed in range(given.seeds):
-            read = json.loads((work / f"{name}-{seed}.json").read_text())
-            print(f"{name} {seed}: {read['steps']} steps, trained in {read['s'][0]:.0f} s, judged in {read['s'][1]:.0f} s")
-            for setting, kinds in read["found"].items():
-                for kind, counts in kinds.items():
-                    made = [Acceptance(one["tokens"], one["steps"], tuple(one["accepted"])) for one in counts]
-                    results[name].setdefault(setting, {}).setdefault(kind, []).extend(made)
+    results: dict[str, Results] = {name: {} for name in names}
+    for name, seed in wanted:
+        read = json.loads((work / f"{name}-{seed}.json").read_text())
+        print(f"{name} {seed}: {read['steps']} steps, trained in {read['s'][0]:.0f} s, judged in {read['s'][1]:.0f} s")
+        for setting, kinds in read["found"].items():
+            for kind, counts in kinds.items():
+                made = [Acceptance(one["tokens"], one["steps"], tuple(one["accepted"])) for one in counts]
+                results[name].setdefault(setting, {}).setdefault(kind, []).extend(made)
     return results
 
 
@@ -192,6 +201,18 @@ def print_table(results: dict[str, Results]) -> None:
     print(f"ours / stock, the mean over temperatures and k: {sum(ratios) / len(ratios):.3f} (goal 1.10)")
 
 
+def print_others(results: dict[str, Results]) -> None:
+    """What else was tried: its lengths by temperature and k over all kinds, and the mean ratio to stock's first seed."""
+    for name in [name for name in results if name not in ("stock", "ours")]:
+        cells, ratios = [], []
+        for setting, kinds in results[name].items():
+            mine = [one for kind in kinds for one in kinds[kind]]
+            stock = [one for kind in kinds for one in results["stock"][setting][kind][: len(kinds[kind])]]
+            cells.append(f"{setting}: {total(mine, int(setting.split()[1])).length:.3f}")
+            ratios.append(ratio(stock, mine)[0])
+        print(f"{name:28} {', '.join(cells)}; to stock {sum(ratios) / len(ratios):.3f}")
+
+
 def main() -> None:
     given = arguments()
     if given.one:
@@ -202,7 +223,9 @@ def main() -> None:
         work = Path(folder)
         tokens = make_data(given, work)
         print(f"{tokens:,} tokens with their states in {time.monotonic() - began:.0f} s", flush=True)
-        print_table(run_all(given, work))
+        results = run_all(given, work)
+        print_table(results)
+        print_others(results)
     print(f"{time.monotonic() - began:.0f} s in all")
 
 

@@ -49,16 +49,17 @@ class Widths:
         embed = few.repeat(-(-self.vocabulary // len(few)), 1)[: self.vocabulary]
         return VerifierRows(embed, torch.ones(self.hidden), embed[: self.draft_vocabulary].clone())
 
-    def products(self, intermediate: int) -> int:
-        """Floating-point operations a token of forward and backward, attention's scores apart, all tokens supervised.
+    def products(self, intermediate: int, supervised: float = 1.0) -> int:
+        """Floating-point operations a token of forward and backward, attention's scores apart.
 
         Trained products cost 6 a weight (2 forward, 4 backward), the frozen head 4, the fusing layer 4 (nothing is
-        before it), the verifier's head 2. 18.4 thousand million at an intermediate size of 18,432, 16.0 at 12,288.
+        before it), the verifier's head 2. All but the fusing layer and step 0's keys and values is for the `supervised`
+        share of the tokens alone. 18.4 thousand million at an intermediate size of 18,432, 16.0 at 12,288, if that is all.
         """
-        attention = 3 * 2 * self.hidden * self.heads * self.head_dim + self.heads * self.head_dim * self.hidden
-        layer = attention + 3 * self.hidden * intermediate
-        head, fusing = self.hidden * self.draft_vocabulary, 3 * self.hidden * self.hidden
-        return TTT_STEPS * (6 * layer + 4 * head) + 4 * fusing + 2 * head
+        projection, head = 2 * self.hidden * self.heads * self.head_dim, self.hidden * self.draft_vocabulary
+        rows = projection + self.heads * self.head_dim * self.hidden + 3 * self.hidden * intermediate  # queries to feed-forward
+        chains = TTT_STEPS * (6 * rows + 4 * head) + 2 * head + (TTT_STEPS - 1) * 6 * 2 * projection
+        return int(supervised * chains) + 6 * 2 * projection + 4 * 3 * self.hidden * self.hidden
 
 
 def write_shards(folder: Path, widths: Widths, tokens: int, supervised: float, samples: Sequence[int] = ()) -> list[ShardFiles]:

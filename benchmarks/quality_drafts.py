@@ -1,10 +1,12 @@
-"""The two recipes of `benchmarks.draft_quality` trained on the same packs, and a draft judged by real decoding."""
+"""The recipes of `benchmarks.draft_quality` trained on the same packs, and a draft judged by real decoding."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from speculators.losses import resolve_loss_config
 from speculators.train.optimizers import build_optimizers
 from speculators.train.trainer import TrainerConfig
@@ -27,6 +29,7 @@ from kimi_adapters.verifier import Verifier
 
 # What speculators 0.9's command line defaults to for eagle3; the schedule warms up over 1% of the steps.
 STOCK: dict[str, Any] = {
+    "optimizer": "muon",
     "norm_before_residual": True,
     "norm_before_fc": True,
     "norm_output": True,
@@ -44,10 +47,22 @@ OURS: dict[str, Any] = {
 }
 
 
+def recipes_of(given: Namespace) -> dict[str, dict[str, Any]]:
+    """The values of all recipes that the command line of `benchmarks.draft_quality` names."""
+    recipes = {"stock": STOCK, "ours": {**OURS, **_fields(given.set)}}
+    for one in given.also:
+        name, _, fields = one.partition(":")
+        recipes[name] = {**recipes["stock" if name.startswith("stock") else "ours"], **_fields(fields.split(","))}
+    return recipes
+
+
+def _fields(given: Sequence[str]) -> dict[str, Any]:
+    return {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in given if one)}
+
+
 def train_draft(
-    name: str,
-    shared: dict[str, Any],
-    changes: dict[str, Any],
+    given: dict[str, Any],
+    longest: int,
     shards: Sequence[ShardFiles],
     layer_ids: Sequence[int],
     verifier: TextConfig,
@@ -56,15 +71,16 @@ def train_draft(
     device: torch.device,
     scratch: Path,
 ) -> tuple[DraftRunner, int]:
-    """The draft of the recipe `name` (stock or ours) and its number of steps; `shared` is what both have alike.
+    """The draft of a recipe's values and its number of steps; with an `optimizer` among them, by speculators' own loop.
 
-    Packs are cut for the longer chain of the two, so that both see the same tokens in the same order and number of steps.
+    Packs are cut for the `longest` chain of all recipes compared, so that all see the same tokens in the same order and steps.
     """
-    recipe = Recipe.from_dict({**shared, **(STOCK if name == "stock" else {**OURS, **changes})})
-    longest = max(STOCK["ttt_steps"], {**OURS, **changes}["ttt_steps"])
+    values = dict(given)
+    optimizer = values.pop("optimizer", None)
+    recipe = Recipe.from_dict(values)
     data = PackedShards(shards, layer_ids, recipe.pack_tokens, longest, recipe.seed)
-    if name == "stock":
-        config, tensors, steps = _stock(recipe, data, verifier, rows, vocabulary, device)
+    if optimizer:
+        config, tensors, steps = _stock(recipe, optimizer, data, verifier, rows, vocabulary, device)
     else:
         result = train(recipe, data, verifier, rows, vocabulary, scratch, lambda entry: None, Ranks(device))
         config, tensors = draft_config_values(result.model.config, torch.float32), result.model.state_dict()
@@ -74,17 +90,18 @@ def train_draft(
 
 def _stock(
     recipe: Recipe,
+    optimizer: str,
     data: PackedShards,
     verifier: TextConfig,
     rows: VerifierRows,
     vocabulary: DraftVocabulary,
     device: torch.device,
 ) -> tuple[dict[str, Any], dict[str, Tensor], int]:
-    """speculators' forward, loss, optimizers (Muon for matrices, AdamW for the rest), schedule and clipping, pack by pack."""
+    """speculators' forward, loss, optimizers (Muon's are for matrices, AdamW has the rest), schedule and clipping."""
     choices = choose(recipe, device)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"])
     model = build_draft(config, rows, vocabulary, recipe.seed).to(device)
-    stock = TrainerConfig(lr=recipe.lr, num_epochs=recipe.epochs, save_path="", optimizer="muon", muon_lr=recipe.lr)
+    stock = TrainerConfig(lr=recipe.lr, num_epochs=recipe.epochs, save_path="", optimizer=optimizer, muon_lr=recipe.lr)
     optimizers = build_optimizers(model, stock)
     epochs = [data.packs(epoch) for epoch in range(recipe.epochs)]
     steps = sum(map(len, epochs))
@@ -93,7 +110,7 @@ def _stock(
     for pack in (pack for packs in epochs for pack in packs):
         batch = {key: value.to(device) for key, value in data.load(pack).items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = model(**batch, ttt_steps=recipe.ttt_steps, ttt_step_loss_decay=1.0, loss_config=loss_config)[1]
+            loss = model(**batch, ttt_steps=recipe.ttt_steps, ttt_step_loss_decay=recipe.ttt_decay, loss_config=loss_config)[1]
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()

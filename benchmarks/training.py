@@ -1,11 +1,13 @@
 """Training a draft at Kimi-K2.5's widths: the ceiling, speculators' own step, and ours from shards on disk, in one run.
 
-    python -m benchmarks.training [--devices 2] [--tiny] [--folder DIR]
+    python -m benchmarks.training [--devices 2] [--only 18432] [--profile FILE] [--tiny] [--folder DIR]
 
 speculators' step (0.9, eager loss) has its batch on the device and nothing to load. Ours is the production loop: packs
-from the shards' files through the prefetch, all of it timed, by speculators' forward and by the head over supervised
-rows. `--devices` adds the loop on that many GPUs under torchrun, as many packs a step as GPUs, beside one. `--tiny` runs
-the same on a CPU in a minute and measures nothing. Figures go to $OUT/training.json where OUT is set; a table comes last.
+from the shards' files through the prefetch, all of it timed, with one pack an optimizer step and with eight. A fraction of
+the ceiling counts the operations of speculators' step, ours computes fewer: `done` counts those. `--devices` adds the loop on
+that many GPUs under torchrun, each with as many packs a step as one alone. `--only` takes the rows whose name has it; `--profile`
+writes the kernels of three steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing. Figures go to
+$OUT/training.json where OUT is set; a table comes last.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +31,12 @@ from kimi_adapters.draft import build_draft, draft_config
 from kimi_adapters.packing import PackedShards, ShardFiles
 from kimi_adapters.process_group import Ranks, joined
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.training_choices import HEAD_ROWS, SPECULATORS, choose
+from kimi_adapters.training_choices import choose
 from kimi_adapters.training_loop import DraftTrainer
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-WARMING = 3  # steps that compile and fill caches
+WARMING = 3  # steps that compile and fill caches; ours compile again when a second number of rows is met: 8
 
 
 def ceiling() -> float:
@@ -111,35 +115,49 @@ def stock(widths: Widths, files: list[ShardFiles], pack: int, intermediate: int,
 class _Loop(DraftTrainer):
     """The production loop without its files."""
 
+    profiler: Any = None
+
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
-        pass
+        if self.profiler:
+            (self.profiler.start if self.global_step == 1 else self.profiler.step)()
 
 
 def ours(
-    ranks: Ranks, widths: Widths, files: list[ShardFiles], pack: int, intermediate: int, forward: str, packs_per_step: int = 1
+    ranks: Ranks,
+    widths: Widths,
+    files: list[ShardFiles],
+    pack: int,
+    intermediate: int,
+    packs_per_step: int = 1,
+    profile: Path | None = None,
 ) -> dict[str, float]:
     """The production loop over the shards' packs, from the files; the first steps are not counted."""
     recipe = recipe_of(pack, intermediate, packs_per_step)
     data = PackedShards(files, LAYER_IDS, pack, TTT_STEPS)
-    choices = choose(recipe, ranks.device) | {"forward": forward}
+    choices = choose(recipe, ranks.device)
     model = model_of(recipe, widths, choices["attention"])
     loop = _Loop(model, recipe, data, files[0].states.parent / "checkpoints", lambda entry: None, ranks, choices)
+    if profile:
+        loop.profiler = torch.profiler.profile(schedule=torch.profiler.schedule(wait=WARMING, warmup=1, active=3, repeat=1))
     loop.run_training()
-    counted = loop.curves[WARMING:-1]  # the last step's pack may be nearly empty
-    seconds = sum(entry["seconds"] for entry in counted)
+    if profile:
+        profile.write_text(
+            loop.profiler.key_averages().table(sort_by="self_device_time_total", row_limit=60, max_name_column_width=110)
+        )
+    counted = loop.curves[min(2 * WARMING + 2, len(loop.curves) // 2) : -1]  # the last step's pack may be nearly empty
     return {
-        "tokens_a_second": sum(entry["tokens_per_s"] * entry["seconds"] for entry in counted) / seconds,
-        "loader_share": sum(entry["loader_wait"] for entry in counted) / seconds,
+        "tokens_a_second": statistics.median(entry["tokens_per_s"] for entry in counted),
+        "loader_share": sum(entry["loader_wait"] for entry in counted) / sum(entry["seconds"] for entry in counted),
         "peak_gb": _peak(),
         "steps": len(counted),
         "loss": counted[-1]["loss"],
     }
 
 
-def on_devices(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+def on_devices(given: argparse.Namespace, folder: Path, packs: int) -> dict[str, float]:
     """The loop on several devices: this program again, under torchrun, over the shards of `folder`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.devices}"]
-    command += ["-m", "benchmarks.training", "--a-rank", str(folder), f"--devices={given.devices}"]
+    command += ["-m", "benchmarks.training", "--a-rank", str(folder), f"--packs={packs}"]
     command += ["--tiny"] if given.tiny else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -158,59 +176,65 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--supervised", type=float, default=0.7, help="share of each sample's tokens")
+    parser.add_argument("--only", default="", help="rows of the table whose name has this")
+    parser.add_argument("--profile", type=Path)
     parser.add_argument("--a-rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--packs", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     widths = Widths(64, 512, 256, 4, 16) if given.tiny else Widths()
-    pack, long, sizes = (128, 512, (96, 128)) if given.tiny else (4096, 32768, (12288, 18432))
+    pack, long, (small, large) = (128, 512, (96, 128)) if given.tiny else (4096, 32768, (12288, 18432))
     if given.a_rank:
         with joined(DEVICE) as ranks:
-            found = ours(ranks, widths, files_in(given.a_rank), pack, sizes[-1], default_forward(), given.devices)
+            found = ours(ranks, widths, files_in(given.a_rank), pack, large, given.packs)
             if ranks.first:
                 print(json.dumps(found))
         return
-    found_all: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        folder = Path(temporary)
+        folder, one = Path(temporary), Ranks(DEVICE)
         top = ceiling()
-        short = write_shards(folder / "short", widths, 24 * pack * given.devices, given.supervised)
-        lengths = [long] * 8
-        one_long = write_shards(folder / "long", widths, 0, given.supervised, lengths)
         print(f"ceiling {top / 1e12:.0f} TFLOP/s", flush=True)
-
-        def note(name: str, size: int, one: dict[str, float]) -> None:
-            found_all[name] = {**one, "of_ceiling": one["tokens_a_second"] * widths.products(size) / top}
-            print(f"{name}: {found_all[name]}", flush=True)
+        few = write_shards(folder / "few", widths, 40 * pack, given.supervised)
+        whole = write_shards(folder / "whole", widths, 40 * pack, 1.0)
+        many = write_shards(folder / "many", widths, 128 * pack, given.supervised)
+        # A sample of as many tokens as a pack has one index less: one document fills it.
+        single = write_shards(folder / "long", widths, 0, given.supervised, [long] * 8)
+        f = given.supervised
+        rows: dict[str, tuple[int, float, Callable[[], dict[str, float]]]] = {
+            f"speculators, {pack}, {large}": (large, 1.0, lambda: stock(widths, few, pack, large, 10)),
+            f"ours, {pack}, {large}": (large, f, lambda: ours(one, widths, few, pack, large, profile=given.profile)),
+            f"ours, {pack}, {large}, 8 packs a step": (large, f, lambda: ours(one, widths, many, pack, large, 8)),
+            f"ours, {pack}, {large}, all supervised": (large, 1.0, lambda: ours(one, widths, whole, pack, large)),
+            f"speculators, {pack}, {small}": (small, 1.0, lambda: stock(widths, few, pack, small, 10)),
+            f"ours, {pack}, {small}": (small, f, lambda: ours(one, widths, few, pack, small)),
+            f"ours, {long}, {small}": (small, f, lambda: ours(one, widths, single, long, small)),
+        }
+        if given.devices > 1:
+            for packs in (1, 8):
+                name = f"ours on {given.devices}, {pack}, {large}, {packs} packs each"
+                measure = partial(on_devices, given, folder / "many", packs * given.devices)
+                rows[name] = large, f, measure
+        found_all: dict[str, dict[str, float]] = {}
+        for name, (size, share, measure) in rows.items():
+            if given.only not in name:
+                continue
+            rate = (found := measure())["tokens_a_second"]
+            found |= {"of_ceiling": rate * widths.products(size) / top, "done": rate * widths.products(size, share) / top}
+            found_all[name] = found
+            print(f"{name}: {found}", flush=True)
             if os.environ.get("OUT"):
                 text = json.dumps({"ceiling": top, **found_all}, indent=1)
                 (Path(os.environ["OUT"]) / "training.json").write_text(text)
             _clear()
-
-        for size in sizes:
-            note(f"speculators, {pack}, {size}", size, stock(widths, short, pack, size, 10))
-            for forward in (SPECULATORS, HEAD_ROWS):
-                note(f"ours ({forward}), {pack}, {size}", size, ours(Ranks(DEVICE), widths, short, pack, size, forward))
-        for forward in (SPECULATORS, HEAD_ROWS):
-            # A sample of as many tokens as a pack has one index less: one document fills it.
-            note(f"ours ({forward}), {long}", sizes[0], ours(Ranks(DEVICE), widths, one_long, long, sizes[0], forward))
-        if given.devices > 1:
-            note(f"ours on {given.devices}", sizes[-1], on_devices(given, folder / "short"))
     table(found_all)
-    if given.devices > 1:
-        one = found_all[f"ours ({default_forward()}), {pack}, {sizes[-1]}"]["tokens_a_second"]
-        print(f"{given.devices} devices: {found_all[f'ours on {given.devices}']['tokens_a_second'] / one:.2f} times one")
-
-
-def default_forward() -> str:
-    """The forward that the production loop takes on a GPU; on a CPU, where it takes another, one of those compared."""
-    return choose(recipe_of(4096, 12288), DEVICE)["forward"] if CUDA else SPECULATORS
 
 
 def table(found: dict[str, dict[str, float]]) -> None:
     """The short table."""
-    print(f"\n{'':70}{'tok/s':>10}{'of ceiling':>12}{'peak GB':>9}{'loader':>8}")
+    print(f"\n{'':45}{'tok/s':>10}{'of ceiling':>12}{'done':>8}{'peak GB':>9}{'loader':>8}")
     for name, one in found.items():
         print(
-            f"{name:70}{one['tokens_a_second']:10,.0f}{one['of_ceiling']:12.3f}{one['peak_gb']:9.1f}{one['loader_share']:8.1%}"
+            f"{name:45}{one['tokens_a_second']:10,.0f}{one['of_ceiling']:12.3f}{one['done']:8.3f}"
+            f"{one['peak_gb']:9.1f}{one['loader_share']:8.2%}"
         )
 
 

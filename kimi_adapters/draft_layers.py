@@ -115,6 +115,18 @@ class DraftLayers:
         frequencies, self._stretch = inverse_frequencies(shape.rope, shape.head_dim)
         self._frequencies = frequencies.to(weights["fc.weight"].device)
 
+    row_block = 1  # the rows that go on come in so many
+
+    def sight(self, documents: Tensor) -> Tensor:
+        """What the indices of a pack see of one another, from the document [T] of each, -1 where nothing is.
+
+        [T, T] float32: 0 where an index sees another (its own document's, not later; always itself), -inf elsewhere.
+        """
+        index = torch.arange(len(documents), device=documents.device)
+        same = (documents[:, None] == documents[None]) & (documents[:, None] != -1)
+        seen = (same & (index[:, None] >= index[None])) | (index[:, None] == index[None])
+        return torch.zeros(seen.shape, device=documents.device).masked_fill_(~seen, float("-inf"))
+
     def first_step(self, tokens: Tensor, aux: Tensor, positions: Tensor, store: KeyStore, bias: Tensor, rows: Tensor) -> Tensor:
         """Step 0 over T indices; the keys of all of them go into `store`, the states of `rows` come back.
 
@@ -126,7 +138,8 @@ class DraftLayers:
             attention_input, residual = self._layer_input(layer, embeds, hidden)
             queries_of = attention_input
             if layer == self.shape.num_layers - 1:
-                queries_of, residual, bias = attention_input[rows], residual[rows], bias[rows]
+                queries_of, residual = attention_input.index_select(0, rows), residual.index_select(0, rows)
+                bias = bias[rows]
             keys, values = store.extend(layer, *self._keys_values(layer, attention_input, positions))
             at = positions[rows] if len(queries_of) != len(positions) else positions
             mixed = self._attend(self._queries(layer, queries_of, at), keys, values, bias, [])
@@ -223,9 +236,12 @@ class DraftLayers:
         """Output projection, residual, and the gated feed-forward."""
         hidden = residual + self._linear(f"layers.{layer}.self_attn.o_proj", mixed)
         x = self._norm(f"layers.{layer}.post_attention_layernorm", hidden)
-        gate = torch.nn.functional.silu(self._linear(f"layers.{layer}.mlp.gate_proj", x))
+        gate = self._linear(f"layers.{layer}.mlp.gate_proj", x)
         up = self._linear(f"layers.{layer}.mlp.up_proj", x)
-        return hidden + self._linear(f"layers.{layer}.mlp.down_proj", gate * up)
+        return hidden + self._linear(f"layers.{layer}.mlp.down_proj", self._gated(gate, up))
+
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return torch.nn.functional.silu(gate) * up
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary positions on [R, heads, d] (Su et al. 2021, halves as in Hugging Face's Llama), angles in float32."""

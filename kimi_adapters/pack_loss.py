@@ -1,19 +1,22 @@
 """The loss of a pack as a module over the draft: what is differentiated, replicated and sharded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from speculators.losses import LossConfig, resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
+from kimi_adapters.chunked_head import ChunkedHead
 from kimi_adapters.draft import draft_shape
 from kimi_adapters.draft_layers import DraftLayers
+from kimi_adapters.gpu_layers import Copies, GpuLayers
 from kimi_adapters.packing import Batch
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.training_choices import HEAD_ROWS, SUPERVISED_ROWS
-from kimi_adapters.ttt import ttt_loss
-from kimi_adapters.ttt_head import head_rows_loss
+from kimi_adapters.training_choices import SUPERVISED_ROWS
+from kimi_adapters.ttt import Head, PlainHead, ttt_loss
 
 
 class PackLoss(torch.nn.Module):
@@ -23,18 +26,34 @@ class PackLoss(torch.nn.Module):
         super().__init__()
         self.model, self.recipe, self.choices = model, recipe, choices
         self.shape = draft_shape(model)
+        self.copies, self.unchanged = Copies(torch.bfloat16), False
         self.loss_config: LossConfig = resolve_loss_config(recipe.loss, choices["loss"])
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Around the packs of one optimizer step: the weights stand still, and are cast once for all of them.
+
+        Sharded ones are another tensor a pack.
+        """
+        self.copies, self.unchanged = self.copies.renewed(), not isinstance(self, FSDPModule)
+        yield
+        self.copies, self.unchanged = self.copies.renewed(), False
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Batch as `PackedShards.load` gives it; loss float32, a number; the sums are those of speculators' metrics."""
         recipe = self.recipe
         if self.choices["forward"] == SUPERVISED_ROWS:
             # The parameters as they are now: sharded ones are whole only while this runs.
-            layers = DraftLayers(self.shape, dict(self.model.named_parameters()))
-            return ttt_loss(layers, batch, recipe.ttt_steps, recipe.ttt_decay, self.loss_config)
+            weights = dict(self.model.named_parameters())
+            if batch["hidden_states"].is_cuda:
+                if not self.unchanged:
+                    self.copies = self.copies.renewed()
+                layers = GpuLayers(self.shape, weights, self.copies)
+                head: Head = ChunkedHead(layers, self.loss_config)
+            else:
+                head = PlainHead(layers := DraftLayers(self.shape, weights), self.loss_config)
+            return ttt_loss(layers, batch, recipe.ttt_steps, recipe.ttt_decay, head)
         with torch.autocast(batch["hidden_states"].device.type, dtype=torch.bfloat16):
-            if self.choices["forward"] == HEAD_ROWS:
-                return head_rows_loss(self.model, batch, recipe.ttt_steps, recipe.ttt_decay, self.loss_config)
             _, loss, metrics = self.model(
                 **batch,
                 ttt_steps=recipe.ttt_steps,

@@ -8,15 +8,13 @@ from kimi_adapters.draft import attention_for
 from kimi_adapters.recipe import Recipe
 
 SUPERVISED_ROWS = "supervised rows"  # all of the draft but step 0's keys and values (ttt)
-HEAD_ROWS = "speculators, head by supervised rows"  # its layers over every index (ttt_head)
-SPECULATORS = "speculators"
-GPU_FORWARD = SPECULATORS  # until `python -m benchmarks.training` has shown HEAD_ROWS faster at no more memory
+SPECULATORS = "speculators"  # its own compiled forward over every index: what ours is compared with on a GPU
 
 
 def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
     """The choices by name, and with them the ONE dtype policy.
 
-    On CPU everything is float32. On CUDA the weights and the optimizer are float32, the forward autocast to bfloat16.
+    On CPU everything is float32. On CUDA the weights and the optimizer are float32, the products of the forward bfloat16.
     UserError: a pack length that flex attention's masks do not divide into blocks.
     """
     cuda = device.type == "cuda"
@@ -26,8 +24,8 @@ def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
         "device": device.type,
         "attention": attention_for(device),
         "loss": "fused" if cuda and fused_loss_works(recipe.loss, device) else "eager",
-        "forward": GPU_FORWARD if cuda else SUPERVISED_ROWS,
-        "dtype": "bfloat16 autocast, float32 weights" if cuda else "float32",
+        "forward": SUPERVISED_ROWS,
+        "dtype": "bfloat16 products, float32 weights" if cuda else "float32",
     }
 
 

@@ -184,7 +184,8 @@ class DraftTrainer(Trainer):
         """One optimizer step over packs: its entry of the curves. UserError: a loss that is not finite."""
         self._optimizers_zero_grad()
         waited = batches.waited
-        sums = self.gradient.of(packs, batches)
+        with self.pack_loss.one_step():
+            sums = self.gradient.of(packs, batches)
         norm = float(whole(torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.recipe.grad_clip)))
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
             raise UserError(

@@ -7,7 +7,8 @@ for about f · T rows, and nothing for padding. The loss, its gradients and the 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import torch
 from speculators.losses import LossConfig
@@ -18,8 +19,18 @@ from kimi_adapters.draft_layers import DraftLayers, FreshKeys
 EPSILON = 1e-5  # speculators' loss reduction divides by the count plus this
 
 
+class Head(Protocol):
+    """Head and loss of one pack."""
+
+    def aim(self, last: Tensor) -> None:
+        """Take the states [S, H] of the supervised tokens that enter the verifier's final norm: the targets follow."""
+
+    def term(self, normed: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """(the sum of the losses; which draft the likeliest token, [N]) of normed [N, H] against tokens wanted [N] of S."""
+
+
 def ttt_loss(
-    draft: DraftLayers, batch: Mapping[str, Tensor], ttt_steps: int, ttt_decay: float, loss_config: LossConfig
+    draft: DraftLayers, batch: Mapping[str, Tensor], ttt_steps: int, ttt_decay: float, head: Head
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(loss, sums) of one pack: batch as `PackedShards.load` gives it, `draft` over the model's own parameters.
 
@@ -27,64 +38,99 @@ def ttt_loss(
     speculators' metrics hold: loss_{s}_sum, full_acc_{s}_sum and full_acc_{s}_total, where a token counts as right at
     step s if its chain was right at every step up to s.
     """
-    tokens, mask, positions = batch["input_ids"][0], batch["loss_mask"][0].bool(), batch["position_ids"][0]
-    supervised = mask.nonzero().flatten()
-    targets = _targets(draft, batch["verifier_last_hidden_states"][0, supervised])
-    likeliest = targets.argmax(dim=-1)
-    row_loss = _row_loss(targets, loss_config)
-    target_of = torch.cumsum(mask, 0) - 1  # index into targets, for supervised indices
-    rows = _rows(mask, ttt_steps)
-    bias = attention_bias(batch["document_ids"][0])
+    tokens, positions = batch["input_ids"][0], batch["position_ids"][0]
+    chains = Chains.of(batch["loss_mask"][0].bool(), ttt_steps, draft.row_block)
+    rows, right = chains.rows, chains.supervised
+    head.aim(batch["verifier_last_hidden_states"][0].index_select(0, chains.tokens))
+    sight = draft.sight(batch["document_ids"][0])
 
     store, chain = FreshKeys(), draft.new_chain()
-    hidden = draft.first_step(tokens, batch["hidden_states"][0], positions, store, bias, rows)
-    right = mask[rows]
-    bias = bias[rows]
-    loss = torch.zeros((), device=mask.device)
+    hidden = draft.first_step(tokens, batch["hidden_states"][0], positions, store, sight, rows)
+    seen, loss = sight[rows], torch.zeros((), device=rows.device)
     sums: dict[str, Tensor] = {}
-    for step in range(ttt_steps):
+    for step, (counted, wanted) in enumerate(chains.steps):
         if step > 0:
             # Teacher forcing, clamped at the pack's end: what reads past it ends at no supervised token.
             following = tokens[(rows + step).clamp(max=len(tokens) - 1)]
-            hidden = draft.chain_step(following, hidden, positions[rows] + step, store, bias, chain)
+            hidden = draft.chain_step(following, hidden, positions[rows] + step, store, seen, chain)
         normed, hidden = draft.read_out(hidden)
-        ends = rows + step
-        counted = (ends < len(mask)) & mask[ends.clamp(max=len(mask) - 1)]
-        logits, wanted = draft.logits(normed[counted]), target_of[ends[counted]]
-        term = row_loss(logits, wanted).sum() * ttt_decay**step / (counted.sum() + EPSILON)
+        total, hits = head.term(normed.index_select(0, counted), wanted)
+        term = total * (ttt_decay**step / (len(counted) + EPSILON))
         loss = loss + term
-        hit = torch.zeros_like(right)
-        hit[counted] = logits.argmax(dim=-1) == likeliest[wanted]
-        right = right & hit
+        right = right & torch.zeros_like(right).index_put((counted,), hits)
         sums[f"loss_{step}_sum"] = term.detach()
         sums[f"full_acc_{step}_sum"] = right.sum().float()
-        sums[f"full_acc_{step}_total"] = counted.sum().float()
+        sums[f"full_acc_{step}_total"] = torch.full((), float(len(counted)), device=rows.device)
     return loss, sums
 
 
-def attention_bias(document_ids: Tensor) -> Tensor:
-    """[T, T] float32: 0 where an index sees another (its own document, not later; always itself), -inf elsewhere."""
-    index = torch.arange(len(document_ids), device=document_ids.device)
-    same = (document_ids[:, None] == document_ids[None]) & (document_ids[:, None] != -1)
-    seen = (same & (index[:, None] >= index[None])) | (index[:, None] == index[None])
-    return torch.zeros(seen.shape, device=document_ids.device).masked_fill_(~seen, float("-inf"))
+@dataclass(frozen=True)
+class Chains:
+    """Where chains start and which tokens they meet. S supervised tokens; R rows, the starts, in whole blocks of them.
+
+    tokens [S]: the supervised indices; rows [R]: the indices p - s with p supervised and s below the number of steps, the
+    last block filled with the first; supervised [R]: which of them are supervised themselves; steps: for each step, the
+    rows [N] whose chain meets a supervised token there, and that token's number [N] of S.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    supervised: Tensor
+    steps: list[tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, mask: Tensor, ttt_steps: int, block: int = 1) -> Self:
+        """Of a pack's loss mask [T], on its device; it is computed on the host, for which a GPU is waited for once."""
+        here = mask.cpu()
+        starts = torch.zeros_like(here)
+        for step in range(ttt_steps):
+            starts[: len(here) - step] |= here[step:]
+        rows = starts.nonzero().flatten()
+        number_of = torch.cumsum(here, 0) - 1
+        steps = []
+        for step in range(ttt_steps):
+            ends = rows + step
+            counted = ((ends < len(here)) & here[ends.clamp(max=len(here) - 1)]).nonzero().flatten()
+            steps.append((counted, number_of[ends[counted]]))
+        filled = -len(rows) % block if len(rows) else block
+        supervised = torch.cat([here[rows], torch.zeros(filled, dtype=torch.bool)])
+        rows = torch.cat([rows, rows[:1].expand(filled) if len(rows) else rows.new_zeros(filled)])
+
+        def there(indices: Tensor) -> Tensor:
+            return indices.to(mask.device, non_blocking=True)
+
+        tokens = here.nonzero().flatten()
+        return cls(there(tokens), there(rows), there(supervised), [(there(c), there(w)) for c, w in steps])
 
 
-@torch.no_grad()
-def _targets(draft: DraftLayers, last: Tensor) -> Tensor:
-    """The verifier's logits over the draft vocabulary, from the states that enter its final norm: norm, then head."""
-    wide = last.float()
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + draft.shape.rms_norm_eps)
-    normed = draft.weights["verifier_norm.weight"] * normed
-    return normed @ draft.weights["verifier_lm_head.weight"].t()
+class PlainHead:
+    """Head and loss on a CPU, all rows of a step at once."""
+
+    def __init__(self, draft: DraftLayers, loss_config: LossConfig):
+        self.draft, self.loss_config = draft, loss_config
+
+    def aim(self, last: Tensor) -> None:
+        """See `Head`."""
+        weights = self.draft.weights
+        with torch.no_grad():
+            wide = last.float()
+            normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.draft.shape.rms_norm_eps)
+            self.targets = (weights["verifier_norm.weight"] * normed) @ weights["verifier_lm_head.weight"].t()
+            self.likeliest = self.targets.argmax(dim=-1)
+        self.row_loss = _row_loss(self.targets, self.loss_config)
+
+    def term(self, normed: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Head`."""
+        logits = self.draft.logits(normed)
+        return self.row_loss(logits, wanted).sum(), logits.argmax(dim=-1) == self.likeliest[wanted]
 
 
 def _row_loss(targets: Tensor, loss_config: LossConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of draft logits [R, draft vocabulary] and of the targets' numbers [R], giving losses [R].
+    """A function of draft logits [N, draft vocabulary] and of the targets' numbers [N], giving losses [N].
 
     The divergence alone is computed by us: what depends on the targets only once, not once a step.
     """
-    if list(loss_config) == ["kl_div"] and targets.device.type == "cpu":
+    if list(loss_config) == ["kl_div"]:
         weight = loss_config["kl_div"][1]
         log_shares = torch.log_softmax(targets, dim=-1)
         shares = log_shares.exp()
@@ -118,11 +164,3 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         log_q, shares = ctx.saved_tensors
         return log_q.exp().sub_(shares).mul_(gradient[:, None]), None
-
-
-def _rows(mask: Tensor, ttt_steps: int) -> Tensor:
-    """The indices at which a chain starts that meets a supervised token: all p - s with p supervised, s < ttt_steps."""
-    starts = torch.zeros_like(mask)
-    for step in range(ttt_steps):
-        starts[: len(mask) - step] |= mask[step:]
-    return starts.nonzero().flatten()

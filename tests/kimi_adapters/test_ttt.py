@@ -16,7 +16,7 @@ from kimi_adapters.draft_layers import DraftLayers, KeyStore
 from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.packing import Batch, PackedShards
 from kimi_adapters.recipe import LAYERS, LOSSES, Recipe
-from kimi_adapters.ttt import ttt_loss
+from kimi_adapters.ttt import PlainHead, ttt_loss
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, Sample, generator, verifier_tensors, write_shard
 from tests.kimi_adapters.draft_models import FLAG_SETS, flag_name, tiny_draft
 
@@ -46,7 +46,7 @@ def assert_same_as_speculators(
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     layers = DraftLayers(draft_shape(model), dict(model.named_parameters()))
-    ours, our_sums = ttt_loss(layers, batch, 3, 0.8, loss_config)
+    ours, our_sums = ttt_loss(layers, batch, 3, 0.8, PlainHead(layers, loss_config))
     ours.backward()
     torch.testing.assert_close(ours, theirs.detach().float(), rtol=1e-5, atol=0)
     assert {n for n, p in model.named_parameters() if p.grad is not None} == gradients.keys()
@@ -99,10 +99,10 @@ def test_padding_and_unsupervised_targets_have_no_part_in_it() -> None:
     model, batch = tiny_draft(), pack()
     layers = DraftLayers(draft_shape(model), dict(model.named_parameters()))
     loss_config = resolve_loss_config("kl_div", "eager")
-    before, _ = ttt_loss(layers, batch, 3, 1.0, loss_config)
+    before, _ = ttt_loss(layers, batch, 3, 1.0, PlainHead(layers, loss_config))
     batch["hidden_states"][0, 33:] = 100.0
     batch["verifier_last_hidden_states"][0, ~batch["loss_mask"][0]] = float("nan")
-    after, _ = ttt_loss(layers, batch, 3, 1.0, loss_config)
+    after, _ = ttt_loss(layers, batch, 3, 1.0, PlainHead(layers, loss_config))
     assert torch.equal(before, after)
 
 
@@ -113,7 +113,7 @@ def test_a_pack_without_a_supervised_token_costs_nothing_and_breaks_nothing(padd
     if padding_alone:
         batch = {name: torch.full_like(v, -1) if name == "document_ids" else torch.zeros_like(v) for name, v in batch.items()}
     layers = DraftLayers(draft_shape(model), dict(model.named_parameters()))
-    loss, sums = ttt_loss(layers, batch, 3, 1.0, resolve_loss_config("kl_div", "eager"))
+    loss, sums = ttt_loss(layers, batch, 3, 1.0, PlainHead(layers, resolve_loss_config("kl_div", "eager")))
     loss.backward()
     assert float(loss.detach()) == 0.0 and float(sums["full_acc_0_total"]) == 0.0
     assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
@@ -151,7 +151,7 @@ def test_golden_alignment_of_eight_tokens(tmp_path: Path) -> None:
         return logits.sum(dim=-1)
 
     layers = Watched(tiny_draft())
-    ttt_loss(layers, data.load(data.packs(0)[0]), 3, 1.0, {"watched": (loss, 1.0)})
+    ttt_loss(layers, data.load(data.packs(0)[0]), 3, 1.0, PlainHead(layers, {"watched": (loss, 1.0)}))
     # Chains start beside tokens 1 to 6, each with the state of that token and the embedding of the next.
     assert layers.aux[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
     assert layers.fed == [
