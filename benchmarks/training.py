@@ -5,8 +5,8 @@
 speculators' step (0.9, eager loss) has its batch on the device and nothing to load. Ours is the production loop: packs
 from the shards' files through the prefetch, all of it timed, with one pack an optimizer step and with eight. A fraction of
 the ceiling counts the operations of speculators' step, ours computes fewer: `done` counts those. `--devices` adds the loop on
-that many GPUs under torchrun, each with as many packs a step as one alone. `--only` takes the rows whose name has it; `--profile`
-writes the kernels of three steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing. Figures go to
+that many GPUs under torchrun, each with as many packs a step as one alone. `--only` takes rows by a part of their name;
+`--profile` writes the kernels of three steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing. Figures go to
 $OUT/training.json where OUT is set; a table comes last.
 """
 
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -193,25 +193,27 @@ def main() -> None:
         folder, one = Path(temporary), Ranks(DEVICE)
         top = ceiling()
         print(f"ceiling {top / 1e12:.0f} TFLOP/s", flush=True)
-        few = write_shards(folder / "few", widths, 40 * pack, given.supervised)
-        whole = write_shards(folder / "whole", widths, 40 * pack, 1.0)
-        many = write_shards(folder / "many", widths, 128 * pack, given.supervised)
-        # A sample of as many tokens as a pack has one index less: one document fills it.
-        single = write_shards(folder / "long", widths, 0, given.supervised, [long] * 8)
         f = given.supervised
+
+        @cache
+        def files(name: str) -> list[ShardFiles]:
+            tokens, share = {"few": (40, f), "all": (40, 1.0), "many": (128, f), "long": (0, f)}[name]
+            # A sample of as many tokens as a pack has one index less: one document fills it.
+            return write_shards(folder / name, widths, tokens * pack, share, [long] * 8 if name == "long" else ())
+
         rows: dict[str, tuple[int, float, Callable[[], dict[str, float]]]] = {
-            f"speculators, {pack}, {large}": (large, 1.0, lambda: stock(widths, few, pack, large, 10)),
-            f"ours, {pack}, {large}": (large, f, lambda: ours(one, widths, few, pack, large, profile=given.profile)),
-            f"ours, {pack}, {large}, 8 packs a step": (large, f, lambda: ours(one, widths, many, pack, large, 8)),
-            f"ours, {pack}, {large}, all supervised": (large, 1.0, lambda: ours(one, widths, whole, pack, large)),
-            f"speculators, {pack}, {small}": (small, 1.0, lambda: stock(widths, few, pack, small, 10)),
-            f"ours, {pack}, {small}": (small, f, lambda: ours(one, widths, few, pack, small)),
-            f"ours, {long}, {small}": (small, f, lambda: ours(one, widths, single, long, small)),
+            f"speculators, {pack}, {large}": (large, 1.0, lambda: stock(widths, files("few"), pack, large, 10)),
+            f"ours, {pack}, {large}": (large, f, lambda: ours(one, widths, files("few"), pack, large, profile=given.profile)),
+            f"ours, {pack}, {large}, 8 packs a step": (large, f, lambda: ours(one, widths, files("many"), pack, large, 8)),
+            f"ours, {pack}, {large}, all supervised": (large, 1.0, lambda: ours(one, widths, files("all"), pack, large)),
+            f"speculators, {pack}, {small}": (small, 1.0, lambda: stock(widths, files("few"), pack, small, 10)),
+            f"ours, {pack}, {small}": (small, f, lambda: ours(one, widths, files("few"), pack, small)),
+            f"ours, {long}, {small}": (small, f, lambda: ours(one, widths, files("long"), long, small)),
         }
         if given.devices > 1:
             for packs in (1, 8):
                 name = f"ours on {given.devices}, {pack}, {large}, {packs} packs each"
-                measure = partial(on_devices, given, folder / "many", packs * given.devices)
+                measure = partial(on_devices, given, files("many")[0].states.parent, packs * given.devices)
                 rows[name] = large, f, measure
         found_all: dict[str, dict[str, float]] = {}
         for name, (size, share, measure) in rows.items():
