@@ -6,8 +6,8 @@ speculators' step (0.9, eager loss) has its batch on the device and nothing to l
 from the shards' files through the prefetch, all of it timed, with one pack an optimizer step and with eight. A fraction of
 the ceiling counts the operations of speculators' step, ours computes fewer: `done` counts those. `--devices` adds the loop on
 that many GPUs under torchrun, each with as many packs a step as one alone. `--only` takes rows by a part of their name;
-`--profile` writes the kernels of three steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing. Figures go to
-$OUT/training.json where OUT is set; a table comes last.
+`--profile` writes the kernels of three steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing.
+Figures go to $OUT/training.json where OUT is set; a table comes last.
 """
 
 import argparse
