@@ -29,7 +29,7 @@ from running.devices import DevicePool
 from running.execution import Execution
 from running.memory import available_bytes
 from running.snapshot import new_run_folder, take_snapshot
-from running.walk import Walk
+from running.walk import Decision, Walk
 from tasks import hidden_states
 from tasks.arrays import write_arrays
 from tasks.formats import TOKENS
@@ -94,8 +94,14 @@ def extract(folder: Path, states: Path, settings: Settings, devices: int, given:
             decisions = walk.decide(hidden_states.nodes(settings, shards, target))
             execution.expect(decisions)
             read, began = _read_by_children(), time.monotonic()
+
+            def done(decision: Decision) -> Record:
+                record = execution.do(decision)
+                print(f"  {decision.node.name} after {time.monotonic() - began:.0f} s", flush=True)
+                return record
+
             with ThreadPoolExecutor(len(decisions)) as threads:
-                records = list(threads.map(execution.do, decisions))
+                records = list(threads.map(done, decisions))
             wall = time.monotonic() - began
         return rates(records) | {"wall": wall, "storage_gb": (_read_by_children() - read) / 1e9}
 

@@ -27,6 +27,7 @@ import torch
 from speculators.losses import resolve_loss_config
 
 from benchmarks.draft_widths import LAYER_IDS, TTT_STEPS, Widths, write_shards
+from benchmarks.gpu_clocks import Clocks
 from kimi_adapters.draft import build_draft, draft_config
 from kimi_adapters.packing import PackedShards, ShardFiles
 from kimi_adapters.process_group import Ranks, joined
@@ -39,11 +40,17 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 WARMING = 3  # steps that compile and fill caches; ours compile again when a second number of rows is met: 8
 
 
-def ceiling() -> float:
-    """Floating-point operations a second of a large bf16 product of random numbers."""
-    size = 8192 if CUDA else 256
+def ceiling(seconds: float = 0.0) -> tuple[float, Clocks]:
+    """Floating-point operations a second of a large bf16 product of random numbers, and the clocks meanwhile.
+
+    The median of 20, or of those in the last half of so many `seconds`: a GPU at its limit of power lowers its clock.
+    """
+    size, began, times = 8192 if CUDA else 256, time.monotonic(), list[float]()
     a, b = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * size**3 / _seconds([lambda: a @ b] * 20)
+    with Clocks() as clocks:
+        while len(times) < 2 or time.monotonic() < began + seconds:
+            times.append(_seconds([lambda: a @ b] * 20))
+    return 2 * size**3 / (statistics.median(times[len(times) // 2 :]) if seconds else times[0]), clocks
 
 
 def _seconds(steps: list[Any]) -> float:
@@ -159,7 +166,8 @@ def on_devices(given: argparse.Namespace, folder: Path, packs: int) -> dict[str,
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.devices}"]
     command += ["-m", "benchmarks.training", "--a-rank", str(folder), f"--packs={packs}"]
     command += ["--tiny"] if given.tiny else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // given.devices))}  # torchrun's own is 1
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | threads)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -191,8 +199,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
         folder, one = Path(temporary), Ranks(DEVICE)
-        top = ceiling()
-        print(f"ceiling {top / 1e12:.0f} TFLOP/s", flush=True)
+        top, _ = ceiling()
+        lasting, at = ceiling(5.0 if CUDA else 0.1)
+        print(
+            f"ceiling {top / 1e12:.0f} TFLOP/s, lasting {lasting / 1e12:.0f} at {at.megahertz:.0f} MHz, {at.watts:.0f} W",
+            flush=True,
+        )
         f = given.supervised
 
         @cache
@@ -202,11 +214,11 @@ def main() -> None:
             return write_shards(folder / name, widths, tokens * pack, share, [long] * 8 if name == "long" else ())
 
         rows: dict[str, tuple[int, float, Callable[[], dict[str, float]]]] = {
-            f"speculators, {pack}, {large}": (large, 1.0, lambda: stock(widths, files("few"), pack, large, 10)),
+            f"speculators, {pack}, {large}": (large, 1.0, lambda: stock(widths, files("few"), pack, large, 40)),
             f"ours, {pack}, {large}": (large, f, lambda: ours(one, widths, files("few"), pack, large, profile=given.profile)),
             f"ours, {pack}, {large}, 8 packs a step": (large, f, lambda: ours(one, widths, files("many"), pack, large, 8)),
             f"ours, {pack}, {large}, all supervised": (large, 1.0, lambda: ours(one, widths, files("all"), pack, large)),
-            f"speculators, {pack}, {small}": (small, 1.0, lambda: stock(widths, files("few"), pack, small, 10)),
+            f"speculators, {pack}, {small}": (small, 1.0, lambda: stock(widths, files("few"), pack, small, 40)),
             f"ours, {pack}, {small}": (small, f, lambda: ours(one, widths, files("few"), pack, small)),
             f"ours, {long}, {small}": (small, f, lambda: ours(one, widths, files("long"), long, small)),
         }
@@ -219,7 +231,13 @@ def main() -> None:
         for name, (size, share, measure) in rows.items():
             if given.only not in name:
                 continue
-            rate = (found := measure())["tokens_a_second"]
+            with Clocks() as clocks:
+                rate = (found := measure())["tokens_a_second"]
+            found |= {
+                "megahertz": clocks.megahertz,
+                "watts": clocks.watts,
+                "of_lasting": rate * widths.products(size) / lasting,
+            }
             found |= {"of_ceiling": rate * widths.products(size) / top, "done": rate * widths.products(size, share) / top}
             found_all[name] = found
             print(f"{name}: {found}", flush=True)

