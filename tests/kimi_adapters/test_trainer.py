@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from kimi_adapters.training_choices import choose, fused_loss_works
 from kimi_adapters.training_loop import DraftTrainer
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, samples, timeless, write_shard
 from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
+from tests.kimi_adapters.rank_processes import in_a_child
 
 RECIPE = Recipe(epochs=3, pack_tokens=48, lr=3e-3, warmup_ratio=0.2, noise=0.05, checkpoint_every_steps=4)
 
@@ -78,10 +78,7 @@ def _killed_after(step: int, directory: Path, recipe: Recipe) -> None:
     def child() -> None:
         run(data(directory, recipe), directory / "killed", recipe, progress)
 
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert in_a_child(child) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -95,7 +92,7 @@ def _killed_after(step: int, directory: Path, recipe: Recipe) -> None:
     ids=["cosine", "linear, two packs a step, two layers", "none", "patience"],
 )
 def test_killed_and_resumed_it_takes_the_same_rates_and_gives_the_same_bits(tmp_path: Path, recipe: Recipe) -> None:
-    torch.set_num_threads(1)  # a forked child must not wait for threads that stayed behind
+    torch.set_num_threads(1)  # as the children have it
     whole = run(data(tmp_path, recipe), tmp_path / "whole", recipe)
     for step in (2, 7, len(whole.curves) - 1):  # before the first checkpoint, between two, after the last
         _killed_after(step, tmp_path, recipe)
