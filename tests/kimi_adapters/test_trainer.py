@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from speculators.losses import resolve_loss_config
 from speculators.train.trainer import Trainer
 
 from errors import ToldToStop, UserError
-from kimi_adapters.draft import trainable_state
+from kimi_adapters.draft import build_draft, draft_config, trainable_state
 from kimi_adapters.packing import PackedShards
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
@@ -155,6 +156,34 @@ def test_a_step_over_many_packs_is_that_of_one_pack_with_all_their_documents(tmp
         assert many.curves[0][name] == pytest.approx(one.curves[0][name], rel=1e-5)
     ours, theirs = weights(many), weights(one)
     assert all(torch.allclose(ours[name].float(), theirs[name].float(), atol=1e-5) for name in ours)
+
+
+def test_a_step_is_adamws_by_the_recipes_numbers(tmp_path: Path) -> None:
+    """Loss, TTT steps and decay, clipping, rate and weight decay, beside speculators' forward and torch's AdamW."""
+    recipe = replace(
+        RECIPE, epochs=1, noise=0.0, scheduler="none", warmup_ratio=None, pack_tokens=480, replay_every_steps=0,
+        loss="ce", ttt_steps=2, ttt_decay=0.5, grad_clip=0.01, lr=1e-2, weight_decay=0.5, norm_output=True,
+    )  # fmt: skip
+    shards = data(tmp_path, recipe, count=4)
+    (pack,) = shards.packs(0)
+    result = run(shards, tmp_path / "c", recipe)
+    config = draft_config(recipe, VERIFIER, LAYER_IDS, VOCABULARY.size, "sdpa")
+    model = build_draft(config, tiny_rows(), VOCABULARY, recipe.seed)
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    optimizer = torch.optim.AdamW(trained.values(), lr=1e-2, weight_decay=0.5)
+    loss_config = resolve_loss_config("ce", "eager")
+    loss = model(**shards.load(pack), ttt_steps=2, ttt_step_loss_decay=0.5, loss_config=loss_config)[1]
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(trained.values(), 0.01)
+    optimizer.step()
+    assert result.curves[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert result.curves[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5) and norm > 0.1, "it is clipped"
+    checkpoint = load_checkpoint(tmp_path / "c")
+    assert checkpoint
+    for name, value in trained.items():
+        torch.testing.assert_close(checkpoint.tensors[f"weight.{name}"], value.detach(), rtol=1e-4, atol=1e-6)
+        expected = optimizer.state[value]["exp_avg"]
+        torch.testing.assert_close(checkpoint.tensors[f"exp_avg.{name}"], expected, rtol=1e-4, atol=1e-9)
 
 
 def test_a_pieces_count_is_that_of_the_mask_it_is_loaded_with(tmp_path: Path) -> None:
