@@ -1,7 +1,7 @@
 """A copy of conversations without what was forgotten.
 
-In a row's place stands ``{"id_digest": BLAKE3 of the id, "forgotten_tokens": n}``: n tokens still count where shards are cut, so
-that no other shard moves. The record that made the copy then names the new one, and remembers the old under ``rewritten``.
+In a row's place stands ``{"id_digest": BLAKE3 of the id, "forgotten_tokens": n}``: n tokens still count where shards are cut,
+so that no other shard moves. The record that made the copy then names the new one, and remembers the old under ``rewritten``.
 """
 
 import json

@@ -30,7 +30,7 @@ def test_a_folder_sees_what_it_may(folder: str) -> None:
 
 
 def test_only_an_imported_module_defines() -> None:
-    """kimi_k25.md, row 19: a process that is spawned imports the modules of the one that spawned it, and would do their work."""
+    """kimi_k25.md, row 19: a spawned process imports the modules of the one that spawned it, and would do their work."""
     for folder in SEES:
         for path in (ROOT / folder).glob("**/*.py"):
             for node in ast.parse(path.read_text()).body:

@@ -110,9 +110,11 @@ def test_told_to_stop_it_leaves_a_checkpoint_and_goes_on_to_the_same_bits(tmp_pa
     asked = iter([False, False, True])  # between the third and the fourth step, where no checkpoint is due
     with pytest.raises(ToldToStop, match=f"stopped after step 3 of {len(whole.curves)}"):
         run(shards, tmp_path / "stopped", should_stop=lambda: next(asked))
+    left = load_checkpoint(tmp_path / "stopped")
+    torch.manual_seed(99)
     seen: list[int] = []
     resumed = run(shards, tmp_path / "stopped", progress=lambda entry: seen.append(entry["step"]), should_stop=lambda: False)
-    assert seen[0] == 4
+    assert seen[0] == 4 and left and torch.equal(torch.get_rng_state(), left.tensors["rng"])
     assert_same(resumed, whole)
     at_the_end = run(shards, tmp_path / "whole", should_stop=lambda: True)
     assert_same(at_the_end, whole)  # what is done is not stopped
