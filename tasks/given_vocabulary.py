@@ -40,8 +40,8 @@ def read_ids(folder: Path, target: int, needed: list[int]) -> np.ndarray:
     lacking = np.setdiff1d(needed, ids)
     if len(lacking):
         raise UserError(
-            f"{folder} leaves out {len(lacking)} special tokens that the answers hold (the first is {lacking[0]}), without which "
-            "no draft could end one: make the mapping with them, or leave vocabulary.mapping empty"
+            f"{folder} leaves out {len(lacking)} special tokens that the answers hold (the first is {lacking[0]}), without "
+            "which no draft could end one: make the mapping with them, or leave vocabulary.mapping empty"
         )
     return ids
 

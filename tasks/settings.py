@@ -234,8 +234,8 @@ class Settings(Section):
             )
         if self.vocabulary.mapping and recipe.parent:
             raise ValueError(
-                "vocabulary.mapping and training.parent both bring a vocabulary: leave one of them empty (a parent's stays while "
-                "it covers training.min_parent_coverage)"
+                "vocabulary.mapping and training.parent both bring a vocabulary: leave one of them empty (a parent's stays "
+                "while it covers training.min_parent_coverage)"
             )
         if self.corpus.held_out == 0 and (recipe.patience is not None or recipe.replay_every_steps):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The draft's vocabulary: special tokens first, then what the training side's answers use most; or a parent's, or a given one."""
+"""The draft's vocabulary: special tokens first, then what training answers use most; or a parent's, or one given."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -26,9 +26,7 @@ def check(settings: Settings, verifier: Verifier) -> None:
         raise UserError(f"vocabulary.size is {settings.vocabulary.size} and the verifier has {target} tokens: lower it")
 
 
-def node(
-    settings: Settings, shards: list[Shard], verifier: Verifier, memo: Any, parent: Input | Pending | None = None
-) -> Node:
+def node(settings: Settings, shards: list[Shard], verifier: Verifier, memo: Any, parent: Input | Pending | None = None) -> Node:
     """The one node; reads tokens and masks, never states, and of a parent draft the vocabulary. ``memo`` remembers digests."""
     inputs = {f"ids.{i}": shard.ids for i, shard in enumerate(shards)}
     inputs |= {f"masks.{i}": shard.masks for i, shard in enumerate(shards)}
