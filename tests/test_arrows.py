@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SEES = {
+SEES: dict[str, set[str]] = {
     "artifacts": set(),
     "kimi_adapters": set(),
     "tasks": {"artifacts", "kimi_adapters", "running"},
