@@ -1,16 +1,14 @@
 """Forgetting a conversation: what holds its samples is found by their ids, and removed so that only that is made again.
 
 Found are the sources (by the masks that name the id and the records that made them), the blobs that hold a sample or name its
-id, copies of conversations in the store, and the drafts that were trained on it. A copy is written again with
-``{"id_digest": BLAKE3 of the id, "forgotten_tokens": n}`` in the row's place: n tokens still count where shards are cut, so
-that no other shard moves. The record that made the copy then names the new one, and remembers the old under ``rewritten``.
+id, copies of conversations in the store, and the drafts that were trained on it. A copy is written again without its rows
+(``artifacts/rewriting.py``).
 """
 
 import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ from artifacts.forgotten import Forgotten, id_digest
 from artifacts.lineage import Lineage
 from artifacts.manifest import Ref
 from artifacts.records import Record, Records
+from artifacts.rewriting import CONVERSATIONS, pointing_at, rewrite
 from artifacts.store import BlobMissing, Store
-from artifacts.writer import ArtifactWriter
 
-SAMPLES, CONVERSATIONS = "samples.jsonl", "conversations.jsonl"
+SAMPLES = "samples.jsonl"
 MAX_LENGTH = "setting corpus.max_length"  # as the key of a corpus names it
 _HOLD = ("hidden_states", "state_stats", "shard_check")  # made of one shard's samples
 _NAME = ("rejects", "shard_check", "validation_report", "quarantine")  # may name a sample's id
@@ -212,41 +210,5 @@ def forget(store: Store, records: Records, lineage: Lineage, found: Forgetting) 
     return pointed
 
 
-def rewrite(store: Store, copy: Blob, rows: dict[str, int], lineage: Lineage) -> Ref:
-    """Commit a copy of conversations without the rows of ``rows`` (id -> tokens that stand for it)."""
-    folder, facts = store.open(copy.digest), dict(lineage.refs[copy.digest].facts) if copy.digest in lineage.refs else {}
-    with store.workspace() as workspace:
-        writer = ArtifactWriter(copy.kind, workspace)
-        for entry in store.manifest(copy.digest).files:
-            with open(folder / entry.path, "rb") as source, writer.open(entry.path) as target:
-                for line in source:
-                    row = json.loads(line) if entry.path == CONVERSATIONS and line.strip() else {}
-                    name = str(row.get("id"))
-                    if name not in rows:
-                        target.write(line)
-                        continue
-                    _subtract(facts, row)
-                    left = {"id_digest": id_digest(name), "forgotten_tokens": rows[name]}
-                    target.write(json.dumps(left).encode() + b"\n")
-        return store.commit(writer.seal(**facts))
-
-
 def _tokens(row: dict[str, Any]) -> int:
     return len(row.get("prompt_ids", [])) + len(row.get("answer_ids", []))
-
-
-def _subtract(facts: dict[str, Any], row: dict[str, Any]) -> None:
-    if "conversations" in facts:
-        facts["conversations"] -= 1
-    if "tokens" in facts:
-        facts["tokens"] -= len(row.get("answer_ids", []))
-
-
-def pointing_at(record: Record, old: str, ref: Ref, count: int) -> Record:
-    """The record that made the copy ``old``, naming the one without the forgotten rows instead."""
-    name = next((name for name, one in record.outputs.items() if one.digest == old), None)
-    if name is None:  # an older copy of it was rewritten before
-        return record
-    note = {"output": name, "from": old, "rows": count, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    lineage = {**record.lineage, "rewritten": [*record.lineage.get("rewritten", []), note]}
-    return record.model_copy(update={"outputs": {**record.outputs, name: ref}, "lineage": lineage})

@@ -35,7 +35,7 @@ class RunNode(BaseModel):
 
 
 class Run(BaseModel):
-    """One run: ``began`` and ``ended`` in ISO 8601, UTC."""
+    """One run: ``began`` and ``ended`` in ISO 8601, UTC. ``smoke``: it was limited to a few samples."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,6 +44,7 @@ class Run(BaseModel):
     began: str
     ended: str | None
     state: Literal["running", "completed", "failed"]
+    smoke: bool = False
     nodes: list[RunNode]
 
 
@@ -70,9 +71,9 @@ class Runs:
         return list(islice(self._readable(), count))
 
     def roots(self, count: int) -> list[Run]:
-        """The runs that a collection goes by: the newest, and as many of those that came to their end; newest first.
+        """The runs that a collection goes by: the newest, and as many whole ones that came to their end; newest first.
 
-        Else a few runs that a gate stopped early would take away the states of the last whole run.
+        Else a few runs that a gate stopped early, or smoke runs, would take away the states of the last whole run.
         """
         newest: list[Run] = []
         completed: list[Run] = []
@@ -81,7 +82,7 @@ class Runs:
                 break
             if len(newest) < count:
                 newest.append(run)
-            if run.state == "completed":
+            if run.state == "completed" and not run.smoke:
                 completed.append(run)
         found = {run.run: run for run in (*newest, *completed)}
         return [found[name] for name in sorted(found, reverse=True)]
@@ -98,9 +99,9 @@ class Runs:
         write_atomically(self.root / f"{run.run}.json", checked(run.model_dump_json(indent=1).encode()))
 
     @contextmanager
-    def noting(self, run_id: str, name: str, nodes: Callable[[], list[RunNode]]) -> Iterator[None]:
+    def noting(self, run_id: str, name: str, nodes: Callable[[], list[RunNode]], smoke: bool = False) -> Iterator[None]:
         """Keep the manifest of a run up to date from here to the end of the block."""
-        noted = Run(run=run_id, name=name, began=_now(), ended=None, state="running", nodes=nodes())
+        noted = Run(run=run_id, name=name, began=_now(), ended=None, state="running", nodes=nodes(), smoke=smoke)
         self.put(noted)
         ended, state = threading.Event(), "failed"
 

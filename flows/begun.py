@@ -38,7 +38,7 @@ class Begun:
     def walking(self) -> Iterator[Walk]:
         """A walk with the snapshot; the run's manifest is kept to the end of the block."""
         walk = self.host.walk(self.snapshot)
-        with self.host.noted_run(self.folder.name, self.settings.name, walk):
+        with self.host.noted_run(self.folder.name, self.settings.name, walk, self.settings.limit is not None):
             yield walk
 
     @contextmanager

@@ -1,5 +1,6 @@
 """What the stages refuse before anything runs: settings that contradict each other, or that the verifier does not fit."""
 
+from errors import UserError
 from tasks import (
     acceptance,
     comparison,
@@ -28,8 +29,19 @@ def check_settings(settings: Settings) -> None:
 
 def check_target(settings: Settings, target: Verifier, layer_ids: list[int]) -> None:
     """``UserError`` for what the verifier does not fit."""
+    check_length(settings, target)
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
     export.check(settings, target, layer_ids)
     decodes = settings.acceptance.prompts is not None and verifier.decodes(target)
     comparison.check(settings, target, layer_ids, decodes)
+
+
+def check_length(settings: Settings, target: Verifier) -> None:
+    """Refuse samples longer than the verifier reads: its states would be of positions that it never learned."""
+    longest = target.facts.get("max_length") if target.facts else None
+    if longest is not None and settings.corpus.max_length > longest:
+        raise UserError(
+            f"corpus.max_length is {settings.corpus.max_length} and the verifier reads {longest} tokens "
+            "(max_position_embeddings of its config.json): lower it"
+        )

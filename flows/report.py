@@ -13,6 +13,7 @@ from flows.report_costs import costs
 from flows.report_data import data_sections, facts_ref, validation_plots
 from flows.report_engine import engine_section
 from flows.report_html import page
+from flows.report_prompts import seen_prompts
 from flows.report_training import draw_curves, training_section
 from flows.report_verdict import RULE, verdict
 from flows.train_draft import DraftRun
@@ -34,7 +35,8 @@ def write_report(settings: Settings, host: Host, steps: list[Step], made: DraftR
     folder.mkdir(parents=True)
     curves = draw_curves(store, made, folder, host.state / "plots")
     plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]
-    sections = [*judgement(settings, host, made), *engine_section(made), training_section(made, curves, run_folder / METRICS)]
+    sections = [*judgement(settings, host, made), *engine_section(made), *seen_prompts(settings, store, made)]
+    sections += [training_section(made, curves, run_folder / METRICS)]
     sections += [data_sections(settings, store, made), costs(store, steps), lineage(store, made)]
     title = f"Draft {settings.name} for {made.verifier.name}"
     text = f"# {title}\n\n" + "\n\n".join(sections) + "\n"

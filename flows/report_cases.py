@@ -8,8 +8,7 @@ from artifacts.manifest import Ref
 from artifacts.stage import Input, Made
 from artifacts.store import Store
 from flows.report_data import facts_ref, open_whole
-from kimi_adapters.acceptance_interval import interval
-from kimi_adapters.acceptance_length import Acceptance
+from tasks.answer_interval import length_interval
 from tasks.formats import ACCEPTANCE, SAMPLES
 from tasks.markdown import markdown_table
 
@@ -52,8 +51,7 @@ def _cells(cases: list[tuple[int, int]]) -> list[str]:
 def _sure(cases: list[tuple[int, int]]) -> str:
     if len(cases) < LEAST:
         return f"fewer than {LEAST} answers"
-    resamples = max(500, min(10_000, 20_000_000 // len(cases)))  # their weights take 160 MB at most up to 40,000 answers
-    low, high = interval([Acceptance(*case, ()) for case in cases], resamples=resamples)
+    low, high = length_interval(cases)
     return f"{low:.2f} to {high:.2f}"
 
 

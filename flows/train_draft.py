@@ -85,7 +85,7 @@ def train_draft(
     gate_sides(settings, [*corpora, *taken])
     own = corpus.shards(corpora)
     shards = [*own, *legacy.shards(taken)]
-    words = run.run(vocabulary.node(settings, shards, target, parent))
+    words = run.run(vocabulary.node(settings, shards, target, memo, parent))
     gate_coverage(settings, words)
     states = [*extract(settings, run, own, target), *taken]
     checks = run.map(validation.nodes(settings, shards, states, target))

@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=3,
         metavar="N",
-        help="newest runs, and newest runs that ended well, whose artifacts stay (default: 3)",
+        help="newest runs, and newest whole runs that ended well, whose artifacts stay (default: 3)",
     )
 
     show = command("show", store_commands.show, "say what an artifact is, what made it and what was made of it")

@@ -68,13 +68,13 @@ class Host:
         return Walk(self.store, self.records, code or project_root(), self.max_bytes, self.mirroring)
 
     @contextmanager
-    def noted_run(self, run_id: str, name: str, walk: Walk) -> Iterator[None]:
-        """Hold the store for a run and keep its manifest, to the end of the block."""
+    def noted_run(self, run_id: str, name: str, walk: Walk, smoke: bool = False) -> Iterator[None]:
+        """Hold the store for a run and keep its manifest, to the end of the block. ``smoke``: its sources are limited."""
 
         def nodes() -> list[RunNode]:
             return [RunNode(stage=s.stage, node=s.node, key=s.key, status=s.status, digest=s.digest) for s in list(walk.steps)]
 
-        with self.store.in_use(), self.runs.noting(run_id, name, nodes):
+        with self.store.in_use(), self.runs.noting(run_id, name, nodes, smoke):
             yield
 
 

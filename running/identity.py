@@ -18,7 +18,9 @@ Told = Callable[[int], None]  # hears of bytes that were read
 
 
 class FileMemo:
-    """Remembers what was computed from files, by real path, device, inode, size and time of change.
+    """Remembers what was computed from files, by real path, device, inode, size and both times of change.
+
+    The time of the inode's change is among them because `cp -p` and `rsync` set the other one as they like.
 
     Reading goes before any key that depends on it, so nothing can run meanwhile that the bytes would name; what takes
     longer than a few seconds is said in log lines, in a plan, too.
@@ -57,7 +59,10 @@ class FileMemo:
     def _place(self, what: str, files: list[Path]) -> tuple[Path, float]:
         """Where the value lies that the files gave, and when the youngest of them was changed."""
         stats = [path.stat() for path in files]
-        identity = [[str(p.resolve()), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns] for p, s in zip(files, stats, strict=True)]
+        identity = [
+            [str(p.resolve()), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns]
+            for p, s in zip(files, stats, strict=True)
+        ]
         return self._folder / digest_bytes(canonical_json([what, identity])), max(stat.st_mtime for stat in stats)
 
     def _known(self, place: Path) -> Any:

@@ -97,6 +97,12 @@ class VocabularySettings(Section):
     """The draft's vocabulary."""
 
     size: int = Field(8192, gt=0, description="Tokens the draft can propose; special tokens are always among them")
+    mapping: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of a vocabulary that was chosen elsewhere, d2t.npy and t2d.npy as speculators takes them; its size "
+        "is then its own",
+    )
 
 
 class AcceptanceSettings(EngineAcceptance):
@@ -225,6 +231,11 @@ class Settings(Section):
             raise ValueError(
                 f"training.max_position_embeddings is {recipe.max_position_embeddings}, and corpus.max_length gives samples of "
                 f"{self.corpus.max_length} tokens: raise the one or lower the other"
+            )
+        if self.vocabulary.mapping and recipe.parent:
+            raise ValueError(
+                "vocabulary.mapping and training.parent both bring a vocabulary: leave one of them empty (a parent's stays "
+                "while it covers training.min_parent_coverage)"
             )
         if self.corpus.held_out == 0 and (recipe.patience is not None or recipe.replay_every_steps):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The draft's vocabulary: special tokens first, then what the training side's answers use most; or a parent draft's."""
+"""The draft's vocabulary: special tokens first, then what training answers use most; or a parent's, or one given."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ import numpy as np
 from artifacts.stage import Input, Node, Pending, Stage
 from errors import UserError
 from running.job import Job
+from tasks import given_vocabulary
 from tasks.formats import VOCABULARY, read_masks, read_tokens
 from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
@@ -21,17 +22,20 @@ _MOST_SLICES = 50
 def check(settings: Settings, verifier: Verifier) -> None:
     """Refuse a draft vocabulary larger than the target's."""
     target = verifier.facts["vocab_size"] if verifier.facts else None
-    if target is not None and settings.vocabulary.size > target:
+    if target is not None and settings.vocabulary.mapping is None and settings.vocabulary.size > target:
         raise UserError(f"vocabulary.size is {settings.vocabulary.size} and the verifier has {target} tokens: lower it")
 
 
-def node(settings: Settings, shards: list[Shard], verifier: Verifier, parent: Input | Pending | None = None) -> Node:
-    """The one node; reads tokens and masks, never states, and of a parent draft the vocabulary."""
+def node(settings: Settings, shards: list[Shard], verifier: Verifier, memo: Any, parent: Input | Pending | None = None) -> Node:
+    """The one node; reads tokens and masks, never states, and of a parent draft the vocabulary. ``memo`` remembers digests."""
     inputs = {f"ids.{i}": shard.ids for i, shard in enumerate(shards)}
     inputs |= {f"masks.{i}": shard.masks for i, shard in enumerate(shards)}
     inputs["tokenizer"] = verifier.input("tokenizer")
     target = verifier.facts["vocab_size"] if verifier.facts else 0
     chosen: dict[str, Any] = {"size": settings.vocabulary.size, "target_size": target}
+    if settings.vocabulary.mapping is not None:
+        inputs["mapping"] = given_vocabulary.find(settings.vocabulary.mapping, memo)
+        del chosen["size"]
     if parent:
         inputs["parent"] = parent
         chosen["min_parent_coverage"] = settings.training.min_parent_coverage
@@ -64,15 +68,11 @@ def compute(job: Job) -> None:
     from kimi_adapters.tensor_file import TensorWriter
     from kimi_adapters.tokenizer import Tokenizer
 
-    size, target = job.settings["size"], job.settings["target_size"]
+    target = job.settings["target_size"]
     counts, total = _count(job, target)
     special = [token for token in Tokenizer(job.input("tokenizer")).special_ids() if token < target]
-    if len(special) > size:
-        raise UserError(f"vocabulary.size is {size}, fewer than the verifier's {len(special)} special tokens: raise it")
-    selected, facts = choose(counts["train"], special, size), dict[str, Any]()
-    if "parent" in job.paths:
-        selected, facts = _of_parent(job, counts["train"], special, selected)
-        size = len(selected)
+    selected, facts = _select(job, counts["train"], special)
+    size = len(selected)
     t2d = np.zeros(target, bool)
     t2d[selected] = True
     writer = job.writer("vocabulary")
@@ -96,6 +96,18 @@ def compute(job: Job) -> None:
         supervised_by_slice={name: supervised for name, (_, supervised) in slices.items()},
     )
     job.finish({"vocabulary": vocabulary}, tokens=total)
+
+
+def _select(job: Job, counts: np.ndarray, special: list[int]) -> tuple[np.ndarray, dict[str, Any]]:
+    """The vocabulary's token ids, rising, and the facts of where they are from."""
+    if "mapping" in job.paths:
+        needed = [token for token in special if counts[token]]
+        return given_vocabulary.read_ids(job.input("mapping"), len(counts), needed), {}
+    size = job.settings["size"]
+    if len(special) > size:
+        raise UserError(f"vocabulary.size is {size}, fewer than the verifier's {len(special)} special tokens: raise it")
+    best = choose(counts, special, size)
+    return _of_parent(job, counts, special, best) if "parent" in job.paths else (best, {})
 
 
 def _of_parent(job: Job, counts: np.ndarray, special: list[int], best: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:

@@ -53,12 +53,12 @@ class Pipeline:
         self.keys[f"{stage} {name}"] = record.key
         self.refs |= {f"{stage} {name} {key}": ref for key, ref in outputs.items()}
 
-    def run(self, name: str, nodes: list[str], state: Any = "completed") -> Run:
+    def run(self, name: str, nodes: list[str], state: Any = "completed", smoke: bool = False) -> Run:
         """The manifest of a run that had these nodes."""
         self.hours += 1
         when = (FIRST + timedelta(hours=self.hours)).isoformat(timespec="seconds")
         noted = [RunNode(stage=n.split()[0], node=n, key=self.keys[n], status="run", digest=None) for n in nodes]
-        run = Run(run=name, name="test", began=when, ended=when, state=state, nodes=noted)
+        run = Run(run=name, name="test", began=when, ended=when, state=state, nodes=noted, smoke=smoke)
         Runs(self.store.root).put(run)
         return run
 

@@ -173,6 +173,10 @@ def test_stages_do_not_reach_into_one_another(stage: str) -> None:
         },
     }
     assert not modules & foreign.get(stage, set())
+    # An edit of replay or decoding judges again and trains nothing; how curves are drawn is in no key.
+    judging = {"kimi_adapters.replay", "kimi_adapters.decoding", "kimi_adapters.acceptance_interval"}
+    assert judging & modules == (judging if stage in ("acceptance", "comparison") else set())
+    assert "tasks.curve_plots" not in modules
     if stage == "training":
         assert {"kimi_adapters.checkpoint_choice", "kimi_adapters.walk"} <= modules, "they choose the draft"
 

@@ -73,6 +73,17 @@ def test_runs_that_ended_early_do_not_take_what_the_next_one_needs(tmp_path: Pat
     assert [run.state for run in Runs(tmp_path).roots(1)] == ["failed", "completed"] and Runs(tmp_path).roots(0) == []
 
 
+def test_smoke_runs_do_not_take_what_the_last_whole_run_needs(tmp_path: Path) -> None:
+    made = make_pipeline(tmp_path)
+    old = set(made.refs)
+    made.run("20261101T000000-aaaa", list(made.keys))
+    add_shard(made, "b", "/data/b.jsonl", [[("b0", "1")]])
+    for number in (2, 3, 4):
+        made.run(f"2026110{number}T000000-bbbb", ["synthesis chunk", "corpus b"], smoke=True)
+    tried = {name for name in made.refs if name.startswith("corpus b ")}
+    assert kept(made, [], 3) == old | tried
+
+
 def test_a_parent_in_need_stays(tmp_path: Path) -> None:
     """A draft that another began with, and the answers that only the parent saw, though no run and no alias names them."""
     made = make_pipeline(tmp_path)

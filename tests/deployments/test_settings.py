@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from speculators.models.eagle3 import Eagle3DraftModel
 
 from benchmarks.kimi_widths import config
 from kimi_adapters.device_memory import need
 from kimi_adapters.device_paths import sizes
-from kimi_adapters.draft import draft_config
+from kimi_adapters.draft import EMBEDDINGS, HEAD, VERIFIER_ONLY, draft_config
 from kimi_adapters.gpu_transport import HELD_BYTES
 from kimi_adapters.layer_ids import default_layer_ids
 from kimi_adapters.recipe import Recipe
@@ -73,6 +74,13 @@ def test_kimi_on_eight_gpus_is_drafted_as_published() -> None:
         settings.vocabulary.size,
         "sdpa",
     )
+    with torch.device("meta"):
+        sizes = {name: value.numel() for name, value in Eagle3DraftModel(made).named_parameters()}
+    kept = (EMBEDDINGS, HEAD, *VERIFIER_ONLY)
+    trained, frozen = (sum(size for name, size in sizes.items() if (name in kept) is one) for one in (False, True))
+    text = (ROOT / "deployments" / "kimi_k25_8gpu.yaml").read_text()
+    assert f"= {trained / 1e6:.0f} million: {trained * 16 / 1e9:.1f} GB with AdamW" in text
+    assert f"trained against): {frozen * 4 / 1e9:.1f} GB." in text
     layer = made.transformer_layer_config
     assert (layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim) == (64, 64, 128)
     assert (layer.intermediate_size, layer.max_position_embeddings) == (12288, 262144)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.runs import Runs
 from tests.projects import Project, no_orphans, wait_for
 
 CASES = {
@@ -103,4 +104,5 @@ def test_a_smoke_run_only_warns_at_gates(fresh: Project) -> None:
     wait_for(lambda: fresh.records("hidden_states"), process=smoke)
     smoke.kill()
     smoke.communicate()
+    assert [run.smoke for run in Runs(fresh.store).newest(2)] == [True, False]
     no_orphans(fresh)

@@ -14,7 +14,7 @@ Finished = tuple[Project, list[dict[str, Any]]]
 def test_a_run_leaves_its_manifest_and_a_sound_store(finished: Finished) -> None:
     project, nodes = finished
     (run,) = Runs(project.store).newest(3)
-    assert (run.state, run.name) == ("completed", "test")
+    assert (run.state, run.name, run.smoke) == ("completed", "test", False)
     assert [(n.stage, n.node, n.key, n.status) for n in run.nodes] == [
         (n["stage"], n["node"], n["key"], n["status"]) for n in nodes
     ]

@@ -1,4 +1,4 @@
-"""Ranks as forked processes of a test, joined by gloo over a file: what they import is there already."""
+"""Forked processes of a test, alone or as ranks joined by gloo over a file: what they import is there already."""
 
 import multiprocessing
 import os
@@ -10,6 +10,19 @@ import torch
 import torch.distributed as dist
 
 from kimi_adapters.process_group import Ranks
+
+# Autograd counts devices at a process's first backward, and a call of flex attention before it adds one. After that no child
+# could be forked, so the first backward comes here, before any test.
+torch.ones((), requires_grad=True).backward()
+
+
+def in_a_child(work: Callable[[], None]) -> int | None:
+    """Does `work` in a process of its own; its exit code."""
+    torch.set_num_threads(1)  # a forked child must not wait for threads that stayed behind
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    return process.exitcode
 
 
 def on_ranks(count: int, meeting: Path, work: Callable[[Ranks], None]) -> list[int | None]:

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from kimi_adapters.acceptance_length import total
-from kimi_adapters.checkpoint_choice import BestSoFar, HeldOut
+from kimi_adapters.checkpoint_choice import BestSoFar, CheckpointChoice, HeldOut
 from kimi_adapters.draft import draft_config_values
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.packing import PackedShards, Shard
+from kimi_adapters.process_group import Ranks
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.replay import walk_shards
 from kimi_adapters.trainer import TrainResult, train
@@ -92,6 +93,11 @@ def test_patience_ends_the_run(tmp_path: Path) -> None:
     endless = run(tmp_path / "b", replace(recipe, patience=None))
     assert len(endless.curves) > len(result.curves)
     assert timeless(endless.curves[: len(result.curves)]) == timeless(result.curves)
+
+
+def test_the_recipe_says_how_many_samples_choose_the_draft(tmp_path: Path) -> None:
+    choice = CheckpointChoice(replace(RECIPE, replay_samples=2, ttt_steps=2), packed(tmp_path), 10, {}, Ranks("cpu"))
+    assert (len(choice.held_out.samples), choice.held_out.k) == (2, 2)
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 16])

@@ -1,13 +1,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from speculators.models.eagle3 import Eagle3DraftModel
 
 from errors import UserError
-from kimi_adapters.draft import VerifierRows, build_draft, draft_config, save_draft, trainable_state
+from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_config_values, save_draft, trainable_state
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.recipe import Recipe
@@ -21,7 +22,7 @@ from tests.kimi_adapters.draft_fixtures import (
     save,
     verifier_tensors,
 )
-from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
+from tests.kimi_adapters.draft_models import FLAG_SETS, FLAGS, flag_name, tiny_draft, tiny_rows
 
 # What config.json of Kimi-K2.5 would bring: a rotary part of 64 for a head, YaRN, ids far from Llama's defaults.
 KIMI_LIKE = replace(
@@ -43,6 +44,13 @@ def test_the_configuration_is_explicit_and_nothing_leaks_from_the_verifier() -> 
     assert layer._attn_implementation == "sdpa"
     assert config.eagle_aux_hidden_state_layer_ids == LAYER_IDS
     assert config.speculators_config.proposal_methods[0].speculative_tokens == 4
+
+
+@pytest.mark.parametrize("flags", FLAG_SETS, ids=flag_name)
+def test_each_norm_flag_is_the_recipes(flags: dict[str, Any]) -> None:
+    config = draft_config(Recipe(**flags), VERIFIER, LAYER_IDS, 39, "sdpa")
+    assert {name: getattr(config, name) for name in FLAGS} == flags
+    assert {name: draft_config_values(config, torch.float32)[name] for name in FLAGS} == flags
 
 
 def test_a_shape_left_open_is_the_verifiers() -> None:

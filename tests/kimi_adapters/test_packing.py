@@ -5,7 +5,7 @@ import torch
 from speculators.models.eagle3.data import shift_batch
 
 from errors import UserError
-from kimi_adapters.packing import PackedShards, Shard, ShardFiles
+from kimi_adapters.packing import STATES, PackedShards, Shard, ShardFiles
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, Sample, samples, save, write_shard
 
 H = VERIFIER.hidden_size
@@ -102,6 +102,8 @@ def test_states_come_as_float32_whatever_their_file(tmp_path: Path, dtype: torch
     ours, theirs = data.load(data.packs(0)[0]), exact.load(exact.packs(0)[0])
     assert ours["hidden_states"].dtype == torch.float32
     assert torch.equal(ours["hidden_states"], theirs["hidden_states"].to(dtype).float())
+    travelled = data.finished(data.read(data.packs(0)[0], data.stored_dtype), ())  # as they come to a GPU
+    assert all(torch.equal(travelled[name], ours[name]) and travelled[name].dtype == torch.float32 for name in STATES)
 
 
 def test_noise_is_bounded_repeatable_and_on_the_auxiliary_states_alone(tmp_path: Path) -> None:

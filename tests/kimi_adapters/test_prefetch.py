@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,18 @@ def test_the_same_bits_in_the_same_order(tmp_path: Path) -> None:
         for pack, seed in wanted:
             ours, theirs = batches.take(), data.load(pack, seed)
             assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_it_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kimi_k25.md, row 19: one that is spawned imports the main module again."""
+
+    def refused(process: BaseProcess) -> None:
+        raise AssertionError(f"{process.name} was started")
+
+    monkeypatch.setattr(BaseProcess, "start", refused)
+    data, wanted = packs(tmp_path)
+    with Prefetch(data, CPU, wanted) as batches:
+        assert all(batches.take() for _ in wanted)
 
 
 def test_it_is_bounded_and_its_threads_end(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -8,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from speculators.losses import resolve_loss_config
 from speculators.train.trainer import Trainer
 
 from errors import ToldToStop, UserError
-from kimi_adapters.draft import trainable_state
+from kimi_adapters.draft import build_draft, draft_config, trainable_state
 from kimi_adapters.packing import PackedShards
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
@@ -20,6 +20,7 @@ from kimi_adapters.training_choices import choose, fused_loss_works
 from kimi_adapters.training_loop import DraftTrainer
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, samples, timeless, write_shard
 from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
+from tests.kimi_adapters.rank_processes import in_a_child
 
 RECIPE = Recipe(epochs=3, pack_tokens=48, lr=3e-3, warmup_ratio=0.2, noise=0.05, checkpoint_every_steps=4)
 
@@ -78,10 +79,7 @@ def _killed_after(step: int, directory: Path, recipe: Recipe) -> None:
     def child() -> None:
         run(data(directory, recipe), directory / "killed", recipe, progress)
 
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert in_a_child(child) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def _killed_after(step: int, directory: Path, recipe: Recipe) -> None:
     ids=["cosine", "linear, two packs a step, two layers", "none", "patience"],
 )
 def test_killed_and_resumed_it_takes_the_same_rates_and_gives_the_same_bits(tmp_path: Path, recipe: Recipe) -> None:
-    torch.set_num_threads(1)  # a forked child must not wait for threads that stayed behind
+    torch.set_num_threads(1)  # as the children have it
     whole = run(data(tmp_path, recipe), tmp_path / "whole", recipe)
     for step in (2, 7, len(whole.curves) - 1):  # before the first checkpoint, between two, after the last
         _killed_after(step, tmp_path, recipe)
@@ -112,9 +110,11 @@ def test_told_to_stop_it_leaves_a_checkpoint_and_goes_on_to_the_same_bits(tmp_pa
     asked = iter([False, False, True])  # between the third and the fourth step, where no checkpoint is due
     with pytest.raises(ToldToStop, match=f"stopped after step 3 of {len(whole.curves)}"):
         run(shards, tmp_path / "stopped", should_stop=lambda: next(asked))
+    left = load_checkpoint(tmp_path / "stopped")
+    torch.manual_seed(99)
     seen: list[int] = []
     resumed = run(shards, tmp_path / "stopped", progress=lambda entry: seen.append(entry["step"]), should_stop=lambda: False)
-    assert seen[0] == 4
+    assert seen[0] == 4 and left and torch.equal(torch.get_rng_state(), left.tensors["rng"])
     assert_same(resumed, whole)
     at_the_end = run(shards, tmp_path / "whole", should_stop=lambda: True)
     assert_same(at_the_end, whole)  # what is done is not stopped
@@ -158,6 +158,34 @@ def test_a_step_over_many_packs_is_that_of_one_pack_with_all_their_documents(tmp
         assert many.curves[0][name] == pytest.approx(one.curves[0][name], rel=1e-5)
     ours, theirs = weights(many), weights(one)
     assert all(torch.allclose(ours[name].float(), theirs[name].float(), atol=1e-5) for name in ours)
+
+
+def test_a_step_is_adamws_by_the_recipes_numbers(tmp_path: Path) -> None:
+    """Loss, TTT steps and decay, clipping, rate and weight decay, beside speculators' forward and torch's AdamW."""
+    recipe = replace(
+        RECIPE, epochs=1, noise=0.0, scheduler="none", warmup_ratio=None, pack_tokens=480, replay_every_steps=0,
+        loss="ce", ttt_steps=2, ttt_decay=0.5, grad_clip=0.01, lr=1e-2, weight_decay=0.5, norm_output=True,
+    )  # fmt: skip
+    shards = data(tmp_path, recipe, count=4)
+    (pack,) = shards.packs(0)
+    result = run(shards, tmp_path / "c", recipe)
+    config = draft_config(recipe, VERIFIER, LAYER_IDS, VOCABULARY.size, "sdpa")
+    model = build_draft(config, tiny_rows(), VOCABULARY, recipe.seed)
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    optimizer = torch.optim.AdamW(trained.values(), lr=1e-2, weight_decay=0.5)
+    loss_config = resolve_loss_config("ce", "eager")
+    loss = model(**shards.load(pack), ttt_steps=2, ttt_step_loss_decay=0.5, loss_config=loss_config)[1]
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(trained.values(), 0.01)
+    optimizer.step()
+    assert result.curves[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert result.curves[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5) and norm > 0.1, "it is clipped"
+    checkpoint = load_checkpoint(tmp_path / "c")
+    assert checkpoint
+    for name, value in trained.items():
+        torch.testing.assert_close(checkpoint.tensors[f"weight.{name}"], value.detach(), rtol=1e-4, atol=1e-6)
+        expected = optimizer.state[value]["exp_avg"]
+        torch.testing.assert_close(checkpoint.tensors[f"exp_avg.{name}"], expected, rtol=1e-4, atol=1e-9)
 
 
 def test_a_pieces_count_is_that_of_the_mask_it_is_loaded_with(tmp_path: Path) -> None:

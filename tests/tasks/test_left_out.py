@@ -1,16 +1,21 @@
 """Training and replay see neither what validation put aside nor what it dropped."""
 
 import json
+from typing import Any
 
 import pytest
+import torch
 
 from artifacts.writer import ArtifactWriter
-from kimi_adapters import walk
+from errors import ToldToStop
+from kimi_adapters import packing, walk
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.packing import PackedShards
-from tasks import acceptance
-from tasks.formats import ACCEPTANCE, QUARANTINE
+from kimi_adapters.tensor_file import TensorWriter
+from tasks import acceptance, training
+from tasks.formats import ACCEPTANCE, QUARANTINE, VOCABULARY
 from tasks.shard_files import left_out, shard_files
+from tasks.training_settings import TrainingSettings
 from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
 
@@ -40,6 +45,36 @@ def test_training_takes_only_what_is_left(bench: Bench, shards: list[Made]) -> N
     assert {number: set(samples) for number, samples in out.items()} == {0: {0, 1, 3}, 1: {2}, 2: set(range(6))}
     taken = PackedShards(shard_files(job), LAYERS, 64, 3, quarantine=out).pieces
     assert {(piece.shard, piece.sample) for piece in taken} == {(0, 2), (0, 4), (1, 0), (1, 4)}
+
+
+def test_the_stage_trains_on_the_train_side_alone_and_noise_is_for_it(
+    bench: Bench, shards: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage as it runs, up to where its data stands."""
+    found: list[PackedShards] = []
+
+    class Watched(PackedShards):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            found.append(self)
+            raise ToldToStop("the data stands")
+
+    monkeypatch.setattr(packing, "PackedShards", Watched)
+    writer = ArtifactWriter("vocabulary", bench.workspace)
+    with writer.open(VOCABULARY) as file:
+        TensorWriter(file, []).close()
+    words = bench.store.commit(writer.seal()).digest
+    recipe = TrainingSettings(noise=0.25, pack_tokens=64, ttt_steps=4, seed=7).recipe()
+    inputs: dict[str, Any] = {**inputs_of(bench, shards), "verifier": bench.verifier, "vocabulary": words}
+    with pytest.raises(ToldToStop, match="the data stands"):
+        bench.job(training.compute, {**recipe, "layer_ids": LAYERS}, inputs, sharding="none")
+    (data,) = found
+    assert {(piece.shard, piece.sample) for piece in data.pieces} == {(0, 2), (0, 4), (1, 0), (1, 4)}
+    assert (data.noise, data.seed, data.pack_tokens, data.ttt_steps) == (0.25, 7, 64, 4)
+    pack, sample = data.packs(0)[0], data.pieces[0]
+    clean = data.shards[sample.shard].state(f"layer.{LAYERS[0]}", 0, 8)
+    assert not torch.equal(data.load(pack, (0, 0))["hidden_states"], data.read(pack)["hidden_states"])
+    assert torch.equal(clean, data.shards[sample.shard].state(f"layer.{LAYERS[0]}", 0, 8)), "what replays read has none"
 
 
 def test_replay_takes_only_what_is_left(bench: Bench, shards: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:

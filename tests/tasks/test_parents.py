@@ -132,7 +132,7 @@ def test_it_is_an_input_of_vocabulary_and_training_and_its_name_is_in_no_setting
 
     def nodes(settings: Settings, parent: Input | None) -> tuple[Node, Node]:
         return (
-            vocabulary.node(settings, [], verifier, parent),
+            vocabulary.node(settings, [], verifier, None, parent),
             training.node(settings, [], [], MADE, MADE, verifier, memo, parent),
         )
 
