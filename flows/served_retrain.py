@@ -43,7 +43,10 @@ class Approval(RunInput):
 def retrain_flow(settings: Settings, again: bool = False, landed: str = "") -> State[dict[str, Any]]:
     """Train on what is new, compare with the champion on the same samples, and promote, refuse or ask.
 
-    ``again``: also where nothing is new. ``landed``: the path that an event tells of; it must be among the conversations.
+    Args:
+        settings: Everything a retraining is told.
+        again: Train and compare although nothing is new.
+        landed: The path that an event tells of; it must be among the conversations.
     """
     send_log_to_prefect()
     if landed:
