@@ -15,6 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from errors import UserError
+from flows.approval import WAITS
 from flows.begun import begin
 from flows.champions import Championship
 from flows.idle import nothing_new
@@ -106,7 +107,7 @@ def _approved(settings: Settings, host: Host, outcome: Outcome) -> Outcome:
     """
     assert outcome.candidate is not None
     form = Approval.with_initial_data(description=outcome.sentence)
-    given = suspend_flow_run(wait_for_input=form, key=f"promote-{outcome.candidate}")
+    given = suspend_flow_run(wait_for_input=form, timeout=WAITS, key=f"promote-{outcome.candidate}")
     throne, because = Championship.of(settings, host), given.because or "no reason given"
     if given.promote:
         return promote(throne, outcome, f", approved: {because}")

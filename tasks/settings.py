@@ -62,7 +62,9 @@ class HiddenStatesSettings(EngineStates):
     """What is stored of the verifier's forward, and who computes it."""
 
     layer_ids: list[int] | None = Field(None, description="Auxiliary layers: states that ENTER them; empty: 2, L//2, L-3")
-    state_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="As they are stored; float32 takes twice the disk")
+    state_dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="As they are stored; float32 takes twice the disk"
+    )
     compute_dtype: Literal["bfloat16", "float32"] = Field("float32", description="An engine's own --dtype must be the same")
 
 

@@ -17,8 +17,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.projects import wait_for
 
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0""".split()
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-port=0"),
+)
 WIDTH, HEIGHT = 1500, 1300
 # The innermost element that shows just this text, of those that a person can see.
 _SHOWN = """const shown = text => [...document.querySelectorAll('body *')].filter(
@@ -48,11 +50,16 @@ class Page:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 30) -> Any:
-        """The value of an expression as soon as it is true."""
-        return wait_for(lambda: self.value(expression), seconds)
+    def wait(self, expression: str, seconds: float = 120) -> Any:
+        """The value of an expression as soon as it is true; looked at five times a second, since each look costs the page."""
 
-    def sees(self, text: str, seconds: float = 30) -> None:
+        def look() -> Any:
+            time.sleep(0.2)
+            return self.value(expression)
+
+        return wait_for(look, seconds)
+
+    def sees(self, text: str, seconds: float = 120) -> None:
         """Wait until a text is on the page."""
         self.wait(f"document.body.innerText.includes({json.dumps(text)})", seconds)
 
@@ -68,7 +75,6 @@ class Page:
         before = None
         while (place := self.wait(middle)) != before:
             before = place
-            time.sleep(0.2)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
@@ -106,7 +112,7 @@ def chromium(profile: Path) -> Iterator[Page]:
         [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"], stdout=log, stderr=log, start_new_session=True
     )
     try:
-        port = wait_for(lambda: (f := profile / "DevToolsActivePort").exists() and f.read_text().split("\n")[0], 60)
+        port = wait_for(lambda: (f := profile / "DevToolsActivePort").exists() and f.read_text().split("\n")[0], 120)
         request = urllib.request.Request(f"http://127.0.0.1:{port}/json/new?about:blank", method="PUT")
         with urllib.request.urlopen(request, timeout=30) as answer:
             address = json.loads(answer.read())["webSocketDebuggerUrl"]

@@ -53,9 +53,11 @@ class Served:
         return dict(self.ask(f"flow_runs/{run}", method="GET")["state"])
 
     def retry(self, run: str) -> None:
-        """What the UI's Retry does."""
-        again = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-        self.ask(f"flow_runs/{run}/set_state", {"state": again, "force": True})
+        """Retry a run by Prefect's own command."""
+        command = [sys.executable, "-m", "prefect", "flow-run", "retry", run]
+        environment = {**self.project.environment, "PREFECT_API_URL": f"{self.address}/api"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def resume(self, run: str, **given: Any) -> None:
         """What the UI's Resume does with its form."""

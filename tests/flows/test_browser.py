@@ -6,6 +6,7 @@ The screenshots of the steps lie in the test's folder, or in that of EYAS_SCREEN
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,14 @@ from tests.served import Served, serving
 pytestmark = pytest.mark.browser
 EXPORT, LINE = "tasks/export.py", "    engine, dtype, name = (job.settings[key]"
 BROKEN, MENDED = '    raise UserError("no room for the export: make some")\n', "    assert job.settings\n"
+SMALL: dict[str, Any] = {"data": {"conversations": ["a.jsonl"]}, "training": {"epochs": 2, "pack_tokens": 512}}
 BADGE = "document.querySelector('.state-badge')?.innerText.trim()"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, checkout: Path, cut_verifier: Path) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served") / "project"
-    with serving(folder, checkout, cut_verifier, lambda name, settings: settings) as served:
+    with serving(folder, checkout, cut_verifier, lambda name, settings: {**settings, **SMALL}) as served:
         yield served
 
 
@@ -60,9 +62,14 @@ def choose(page: Page, select: str, option: str, shot: Path) -> None:
     page.click_text(option)
 
 
-def shown_run(page: Page) -> str:
-    """The id of the run whose page is shown."""
-    return str(page.wait("location.pathname.match(/flow-run\\/(.*)$/)?.[1]"))
+def submit(page: Page, served: Served) -> str:
+    """Press the form's button and go to the page of the run that it starts; its id."""
+    body = {"deployments": {"name": {"any_": ["train-draft"]}}}
+    before = {run["id"] for run in served.ask("flow_runs/filter", body)}
+    page.click_text("Submit")
+    (run,) = wait_for(lambda: {run["id"] for run in served.ask("flow_runs/filter", body)} - before, 120, served.process)
+    page.open(f"{served.address}/runs/flow-run/{run}")
+    return str(run)
 
 
 def records(served: Served) -> dict[str, int]:
@@ -70,9 +77,9 @@ def records(served: Served) -> dict[str, int]:
     return {stage.name: len(served.project.records(stage.name)) for stage in (served.project.store / "records").iterdir()}
 
 
-def watch(page: Page, served: Served, state: str) -> None:
+def watch(page: Page, state: str) -> None:
     """Look at the page of a run until it shows how the run has ended; nothing is loaded again."""
-    wait_for(lambda: page.value(BADGE) == state, 400, served.process)
+    page.wait(f"{BADGE} === '{state}'", 1200)
 
 
 def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, page: Page, shots: Path) -> None:
@@ -87,13 +94,11 @@ def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, p
     page.write(field("Training", "Epochs"), "1")
     choose(page, field("Training", "Scheduler"), "linear", shots / "2_drop_down.png")
     page.wait(f"{field('Training', 'Scheduler')}.value === 'linear'")
-    page.click_text("Submit")
-    page.click_text("View run")
-    run = shown_run(page)
-    watch(page, served, "Running")
-    page.sees("running on cpu", 120)
+    run = submit(page, served)
+    watch(page, "Running")
+    page.sees("running on cpu")
     page.shoot(shots / "3_running.png")
-    watch(page, served, "Completed")
+    watch(page, "Completed")
     page.shoot(shots / "4_completed.png")
     told = served.ask(f"flow_runs/{run}", method="GET")["parameters"]["settings"]
     assert (told["name"], told["training"]["epochs"], told["training"]["scheduler"]) == ("by hand", 1, "linear")
@@ -114,19 +119,33 @@ def test_a_run_that_failed_is_mended_and_retried(served: Served, page: Page, sho
     page.click("document.querySelector('.p-icon-button-menu button')")
     page.click_text("Copy to new run")
     page.wait(f"{field('Training', 'Epochs')}?.value === '1'")
-    page.click_text("Submit")
-    page.click_text("View run")
-    run = shown_run(page)
-    watch(page, served, "Failed")
-    page.sees("no room for the export: make some", 60)
+    run = submit(page, served)
+    watch(page, "Failed")
+    page.sees("no room for the export: make some")
     page.shoot(shots / "7_failed.png")
     made = records(served)
     served.project.edit(EXPORT, BROKEN, MENDED)
     page.click_text("Retry")
     page.click("[...document.querySelectorAll('.p-modal button')].find(e => e.innerText.trim() === 'Retry')")
-    watch(page, served, "Completed")
+    watch(page, "Completed")
     page.shoot(shots / "8_retried.png")
     assert records(served) == {**made, "export": made["export"] + 1}
     tasks = served.ask("task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run]}}, "sort": "END_TIME_DESC"})
     export = [task["state"]["name"] for task in tasks if task["name"].startswith("export")]
     assert sorted(export) == ["Completed", "Failed"] and {task["state"]["name"] for task in tasks} == {"Cached", *export}
+
+
+def test_over_its_budget_a_run_is_resumed(served: Served, page: Page, shots: Path) -> None:
+    """Real decoding is to be done again; who resumes the run reads what it would cost and approves."""
+    judged = {"prompts": "prompts.jsonl", "max_new_tokens": 8}
+    run = served.start(
+        "train-draft",
+        acceptance=judged,
+        budget={"gpu_hours": 1e-9},
+        training={**SMALL["training"], "epochs": 1, "scheduler": "linear"},
+    )
+    page.open(f"{served.address}/runs/flow-run/{run}")
+    watch(page, "Paused")
+    page.click_text("Resume")
+    page.sees("GPU hours")
+    page.shoot(shots / "9_resume.png")

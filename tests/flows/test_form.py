@@ -28,5 +28,7 @@ def test_each_field_says_what_it_is(flow: Callable[..., Any]) -> None:
         if not field.get("description") and str(field.get("$ref", "")).rpartition("/")[2] not in sections
     ]
     assert not unsaid
-    drop_downs = [name for name, field in fields(schema) if "enum" in field or any("enum" in one for one in field.get("anyOf", []))]
+    drop_downs = [
+        name for name, field in fields(schema) if "enum" in field or any("enum" in one for one in field.get("anyOf", []))
+    ]
     assert "TrainingSettings.scheduler" in drop_downs and "VerifierSettings.chat_format" in drop_downs

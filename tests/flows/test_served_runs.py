@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,17 +91,19 @@ def test_a_cancelled_run_ends_its_children(served: Served) -> None:
 
 
 def test_over_its_budget_a_run_waits_for_a_person(served: Served) -> None:
+    """Who refuses and retries is asked again."""
     served.project.edit("tasks/hidden_states.py", ".sleep(300)", ".sleep(0)")
-    refused, approved = (served.start("train-draft", budget={"gpu_hours": 1e-9}) for _ in range(2))
+    run = served.start("train-draft", budget={"gpu_hours": 1e-9})
     before = made(served, "hidden_states")
-    for run in (refused, approved):
-        served.wait_for_state(run, "PAUSED")
-    served.resume(refused, approve=False)
-    told = served.wait_for_state(refused, "COMPLETED", "FAILED")
+    served.wait_for_state(run, "PAUSED")
+    served.resume(run, approve=False)
+    told = served.wait_for_state(run, "COMPLETED", "FAILED")
     assert told["type"] == "FAILED" and "GPU hours" in told["message"] and "resumed without approval" in told["message"]
+    served.retry(run)
+    served.wait_for_state(run, "PAUSED")
     assert made(served, "hidden_states") == before
-    served.resume(approved, approve=True)
-    assert served.wait_for_state(approved, "COMPLETED", "FAILED")["type"] == "COMPLETED"
+    served.resume(run, approve=True)
+    assert served.wait_for_state(run, "COMPLETED", "FAILED")["type"] == "COMPLETED"
     assert len(made(served, "hidden_states")) == 2 * len(before)
 
 
