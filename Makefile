@@ -48,7 +48,8 @@ $(ENGINE_VENV)/.installed: deployments/engine/requirements.txt
 # Real servers on loopback, one after the other: 4 GB, 12 minutes on two cores.
 test-engine: install engine
 	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine
-# Minutes by the clock: a schedule and an event that really start runs, on a real server with a real worker; windows that end.
+# Minutes by the clock: a schedule and an event that really start runs, on a real server with a real worker; workers that are
+# killed, runs that are cancelled or wait for a person, hundreds of tasks, windows that end.
 test-serve: install
 	$(VENV)/bin/python -m pytest -m serve
 

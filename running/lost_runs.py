@@ -1,10 +1,12 @@
 """Runs whose worker is gone: nobody else would tell Prefect that they ended, and what has not ended cannot be retried."""
 
 import json
+import time
 import urllib.request
 from typing import Any
 
 WORKER = "eyas-serve-"  # how the names of our workers begin
+_TRIES, _PATIENCE = 5, 60.0  # the latter in seconds
 _UNDER_WAY = ("RUNNING", "PENDING", "CANCELLING", "PAUSED")
 
 
@@ -27,6 +29,14 @@ def _was_ours(run: dict[str, Any]) -> bool:
 
 
 def _ask(url: str, body: dict[str, Any]) -> Any:
+    """What the server answers; one whose database is locked for a moment is asked again."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.loads(answer.read())
+    for left in reversed(range(_TRIES)):
+        try:
+            with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
+                return json.loads(answer.read())
+        except OSError:
+            if not left:
+                raise
+            time.sleep(1.0)
+    raise AssertionError("a try returns or raises")

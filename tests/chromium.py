@@ -38,7 +38,7 @@ class Page:
         self._calls += 1
         self._connection.send(json.dumps({"id": self._calls, "method": method, "params": parameters}))
         while True:
-            answer = json.loads(self._connection.recv(60))
+            answer = json.loads(self._connection.recv(300))
             if answer.get("id") == self._calls:
                 assert "error" not in answer, answer
                 return dict(answer["result"])

@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,12 +31,21 @@ class Served:
     address: str
 
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        """What the API answers."""
+        """What the API answers; asked again while its database is locked."""
         headers = {"Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.address}/api/{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or "null")
+
+        def answered() -> Any:
+            try:
+                with urllib.request.urlopen(request, timeout=300) as answer:
+                    return [json.loads(answer.read() or "null")]
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
+                time.sleep(1.0)
+
+        return wait_for(answered, 300, self.process)[0]
 
     def deployment(self, name: str) -> dict[str, Any]:
         """A deployment by its name."""

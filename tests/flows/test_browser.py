@@ -63,12 +63,11 @@ def choose(page: Page, select: str, option: str, shot: Path) -> None:
 
 
 def submit(page: Page, served: Served) -> str:
-    """Press the form's button and go to the page of the run that it starts; its id."""
+    """Press the form's button; the id of the run that it starts."""
     body = {"deployments": {"name": {"any_": ["train-draft"]}}}
     before = {run["id"] for run in served.ask("flow_runs/filter", body)}
     page.click_text("Submit")
     (run,) = wait_for(lambda: {run["id"] for run in served.ask("flow_runs/filter", body)} - before, 120, served.process)
-    page.open(f"{served.address}/runs/flow-run/{run}")
     return str(run)
 
 
@@ -77,9 +76,15 @@ def records(served: Served) -> dict[str, int]:
     return {stage.name: len(served.project.records(stage.name)) for stage in (served.project.store / "records").iterdir()}
 
 
-def watch(page: Page, state: str) -> None:
-    """Look at the page of a run until it shows how the run has ended; nothing is loaded again."""
+def watch(page: Page, served: Served, run: str, state: str) -> None:
+    """Look at the deployment's runs until the newest one is in a state, then at that run.
+
+    The page of a run draws its graph anew in every frame, without a GPU at the cost of what the run itself could use.
+    """
+    page.open(f"{served.address}/deployments/deployment/{served.deployment('train-draft')['id']}?tab=Runs")
     page.wait(f"{BADGE} === '{state}'", 1200)
+    page.open(f"{served.address}/runs/flow-run/{run}")
+    page.wait(f"{BADGE} === '{state}'")
 
 
 def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, page: Page, shots: Path) -> None:
@@ -95,10 +100,11 @@ def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, p
     choose(page, field("Training", "Scheduler"), "linear", shots / "2_drop_down.png")
     page.wait(f"{field('Training', 'Scheduler')}.value === 'linear'")
     run = submit(page, served)
-    watch(page, "Running")
+    page.open(f"{served.address}/runs/flow-run/{run}")
+    page.wait(f"{BADGE} === 'Running'", 300)
     page.sees("running on cpu")
     page.shoot(shots / "3_running.png")
-    watch(page, "Completed")
+    watch(page, served, run, "Completed")
     page.shoot(shots / "4_completed.png")
     told = served.ask(f"flow_runs/{run}", method="GET")["parameters"]["settings"]
     assert (told["name"], told["training"]["epochs"], told["training"]["scheduler"]) == ("by hand", 1, "linear")
@@ -120,14 +126,14 @@ def test_a_run_that_failed_is_mended_and_retried(served: Served, page: Page, sho
     page.click_text("Copy to new run")
     page.wait(f"{field('Training', 'Epochs')}?.value === '1'")
     run = submit(page, served)
-    watch(page, "Failed")
+    watch(page, served, run, "Failed")
     page.sees("no room for the export: make some")
     page.shoot(shots / "7_failed.png")
     made = records(served)
     served.project.edit(EXPORT, BROKEN, MENDED)
     page.click_text("Retry")
     page.click("[...document.querySelectorAll('.p-modal button')].find(e => e.innerText.trim() === 'Retry')")
-    watch(page, "Completed")
+    watch(page, served, run, "Completed")
     page.shoot(shots / "8_retried.png")
     assert records(served) == {**made, "export": made["export"] + 1}
     tasks = served.ask("task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run]}}, "sort": "END_TIME_DESC"})
@@ -144,8 +150,7 @@ def test_over_its_budget_a_run_is_resumed(served: Served, page: Page, shots: Pat
         budget={"gpu_hours": 1e-9},
         training={**SMALL["training"], "epochs": 1, "scheduler": "linear"},
     )
-    page.open(f"{served.address}/runs/flow-run/{run}")
-    watch(page, "Paused")
+    watch(page, served, run, "Paused")
     page.click_text("Resume")
     page.sees("GPU hours")
     page.shoot(shots / "9_resume.png")
