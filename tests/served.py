@@ -82,7 +82,7 @@ class Served:
         body = {"task_runs": {"flow_run_id": {"any_": [run]}}, "sort": "END_TIME_DESC"}
         return [(task["name"], task["state"]["name"]) for task in self.ask("task_runs/filter", body)]
 
-    def wait_for_state(self, run: str, *types: str, seconds: float = 300) -> dict[str, Any]:
+    def wait_for_state(self, run: str, *types: str, seconds: float = 900) -> dict[str, Any]:
         """A run's state as soon as its type is one of those."""
         return dict(wait_for(lambda: (s := self.state(run))["type"] in types and s, seconds, self.process))
 

@@ -53,7 +53,7 @@ def read(path: Path) -> bytes:
 def test_a_killed_worker_is_replaced_and_its_run_retried(served: Served) -> None:
     slow_extraction(served.project, 2)
     run = served.start("train-draft")
-    wait_for(lambda: made(served, "hidden_states"), 300, served.process)
+    wait_for(lambda: made(served, "hidden_states"), 900, served.process)
     flow = int(served.ask(f"flow_runs/{run}", method="GET")["infrastructure_pid"])
     for pid in (worker(served), flow):
         os.kill(pid, signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_a_killed_worker_is_replaced_and_its_run_retried(served: Served) -> None
 def test_a_killed_run_is_told_by_its_worker(served: Served) -> None:
     served.project.edit("tasks/hidden_states.py", ".sleep(2)", ".sleep(300)")
     run = served.start("train-draft")
-    wait_for(served.project.children, 120, served.process)
+    wait_for(served.project.children, 600, served.process)
     os.kill(int(served.ask(f"flow_runs/{run}", method="GET")["infrastructure_pid"]), signal.SIGKILL)
     no_orphans(served.project)
     served.wait_for_state(run, "CRASHED", seconds=SECONDS)
@@ -80,7 +80,7 @@ def test_a_killed_run_is_told_by_its_worker(served: Served) -> None:
 def test_a_cancelled_run_ends_its_children(served: Served) -> None:
     before = made(served, "hidden_states")
     run = served.start("train-draft")
-    wait_for(served.project.children, 120, served.process)
+    wait_for(served.project.children, 600, served.process)
     state = {"type": "CANCELLING", "name": "Cancelling"}
     served.ask(f"flow_runs/{run}/set_state", {"state": state, "force": False})  # what the UI's Cancel does
     no_orphans(served.project)
