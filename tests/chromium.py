@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from tests.projects import wait_for
 
@@ -30,7 +31,7 @@ _SHOWN = """const shown = text => [...document.querySelectorAll('body *')].filte
 class Page:
     """A tab; an element is given as a JavaScript expression, in which ``shown(text)`` is the element that shows a text."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection, self._calls = connection, 0
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
