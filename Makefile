@@ -9,7 +9,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Nothing is compiled at install time: where this is set, every process would compile its imports anew (speculators: 28 s, not 14).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo serve test test-serve engine test-engine lint constraints clean
+.PHONY: install demo serve test test-serve test-browser engine test-engine lint constraints clean
 
 install: $(VENV)/.installed
 
@@ -48,9 +48,14 @@ $(ENGINE_VENV)/.installed: deployments/engine/requirements.txt
 # Real servers on loopback, one after the other: 4 GB, 12 minutes on two cores.
 test-engine: install engine
 	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine
-# Minutes by the clock: a schedule and an event that really start runs, on a real server with a real worker; windows that end.
+# Minutes by the clock: a schedule and an event that really start runs, on a real server with a real worker; workers that are
+# killed, runs that are cancelled or wait for a person, hundreds of tasks, windows that end.
 test-serve: install
 	$(VENV)/bin/python -m pytest -m serve
+
+# What a person does in the browser; needs Debian's chromium. Screenshots go to the folder of EYAS_SCREENSHOTS, if it is set.
+test-browser: install
+	$(VENV)/bin/python -m pytest -m browser
 
 lint: install
 	$(VENV)/bin/ruff check .

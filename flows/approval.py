@@ -7,7 +7,7 @@ from pydantic import Field
 
 from errors import UserError
 
-_WAITS = 7 * 24 * 3600  # seconds after which nobody is expected to answer any more
+WAITS = 7 * 24 * 3600  # seconds after which nobody is expected to answer any more
 _ASKS = 2  # seconds between two looks for an answer
 
 
@@ -22,6 +22,6 @@ def ask(sentence: str) -> None:
     if not runtime.deployment.id:
         raise UserError(sentence)
     form = Approval.with_initial_data(description=sentence[:1].upper() + sentence[1:] + ".", approve=False)
-    given = pause_flow_run(wait_for_input=form, timeout=_WAITS, poll_interval=_ASKS)
+    given = pause_flow_run(wait_for_input=form, timeout=WAITS, poll_interval=_ASKS)
     if not given.approve:
         raise UserError(f"{sentence} (the run was resumed without approval)")

@@ -25,7 +25,11 @@ log = logging.getLogger("eyas")
 
 @flow(name="train-draft", task_runner=ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE), persist_result=False)  # type: ignore[arg-type]
 def train_draft_flow(settings: Settings) -> dict[str, Any]:
-    """Train a draft for the verifier, judge it and export it; what is already made is not made again."""
+    """Train a draft for the verifier, judge it and export it; what is already made is not made again.
+
+    Args:
+        settings: Everything a run is told.
+    """
     run = begin(settings)
     planned = say_plan(run)
 

@@ -15,6 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from errors import UserError
+from flows.approval import WAITS
 from flows.begun import begin
 from flows.champions import Championship
 from flows.idle import nothing_new
@@ -43,7 +44,10 @@ class Approval(RunInput):
 def retrain_flow(settings: Settings, again: bool = False, landed: str = "") -> State[dict[str, Any]]:
     """Train on what is new, compare with the champion on the same samples, and promote, refuse or ask.
 
-    ``again``: also where nothing is new. ``landed``: the path that an event tells of; it must be among the conversations.
+    Args:
+        settings: Everything a retraining is told.
+        again: Train and compare although nothing is new.
+        landed: The path that an event tells of; it must be among the conversations.
     """
     send_log_to_prefect()
     if landed:
@@ -103,7 +107,7 @@ def _approved(settings: Settings, host: Host, outcome: Outcome) -> Outcome:
     """
     assert outcome.candidate is not None
     form = Approval.with_initial_data(description=outcome.sentence)
-    given = suspend_flow_run(wait_for_input=form, key=f"promote-{outcome.candidate}")
+    given = suspend_flow_run(wait_for_input=form, timeout=WAITS, key=f"promote-{outcome.candidate}")
     throne, because = Championship.of(settings, host), given.because or "no reason given"
     if given.promote:
         return promote(throne, outcome, f", approved: {because}")

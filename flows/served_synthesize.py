@@ -21,7 +21,12 @@ EVENT = "synthetic-data.landed"
 
 @flow(name="synthesize", task_runner=ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE), persist_result=False)  # type: ignore[arg-type]
 def synthesize_flow(settings: Settings, into: str = ".eyas/landed") -> dict[str, Any] | State[Any]:
-    """Let the verifier answer the prompts and land the answers, as files of conversations, in the folder ``into``."""
+    """Let the verifier answer the prompts and land the answers as files of conversations.
+
+    Args:
+        settings: Everything a synthesis is told.
+        into: Folder in which the answers land; a retraining reads it where its data.conversations names it.
+    """
     run = begin(settings)
 
     def work(opened: Opened) -> Landed:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger("eyas")
-MARK, WINDOW = "EYAS_RUN", "EYAS_WINDOW"
+MARK, WINDOW, WORK = "EYAS_RUN", "EYAS_WINDOW", "EYAS_WORK"  # of a run, of a window, of a worker
 _PATIENCE = 2.0  # seconds to end by oneself
 
 
@@ -54,7 +54,7 @@ def _watch(name: str, command: str | None = None, output: Path | None = None) ->
     """Start a watcher of what has the mark ``name``; and the descriptor whose closing, by whatever end, it waits for."""
     watched, held = os.pipe()  # this end is open as long as this process lives, and in no process that it starts
     arguments = [sys.executable, "-I", "-S", __file__, f"{name}={os.environ[name]}", *([command] if command else [])]
-    unmarked = {key: value for key, value in os.environ.items() if key not in (MARK, WINDOW)}
+    unmarked = {key: value for key, value in os.environ.items() if key not in (MARK, WINDOW, WORK)}
     with open(output or os.devnull, "ab") as told:
         watcher = subprocess.Popen(
             arguments, stdin=watched, stdout=told, stderr=subprocess.STDOUT, env=unmarked, start_new_session=True

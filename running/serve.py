@@ -1,7 +1,7 @@
 """``make serve``: a Prefect server, the work pool, a worker and the deployments of this folder, until Ctrl-C.
 
-Everything that it starts ends with it, runs in progress included: what they finished is kept. Prefect's database lies in
-``.eyas/prefect`` unless PREFECT_HOME says otherwise.
+Everything that it starts ends with it, runs in progress included: what they finished is kept. A worker that is killed is
+replaced, and its runs are told as crashed. Prefect's database lies in ``.eyas/prefect`` unless PREFECT_HOME says otherwise.
 """
 
 import os
@@ -12,16 +12,21 @@ import sys
 import threading
 import time
 import urllib.request
+import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from artifacts.disk import locked
 from errors import UserError
-from running.leftovers import MARK, end, leave_nothing_behind
+from running.leftovers import MARK, WORK, end, leave_nothing_behind
+from running.lost_runs import WORKER, crash_lost_runs
 
 POOL = "eyas"
+Process = subprocess.Popen[bytes]
 _HOST, _PORT = "127.0.0.1", 4200
 _STARTS, _ENDS = 600.0, 10.0  # seconds
+_LIVES = 10.0  # seconds; a worker that ends sooner would end again
 
 
 def free_port() -> int:
@@ -61,14 +66,16 @@ def serve(home: Path, stop: threading.Event) -> None:
         except BlockingIOError:
             raise UserError(f"another `make serve` uses {home}: end it, or set PREFECT_HOME") from None
         leave_nothing_behind()
-        stack.callback(end, os.environ[MARK])
+        stack.callback(end, f"{MARK}={os.environ[MARK]}")
         port = free_port()
         env = environment(home, port)
         log = stack.enter_context(open(home / "serve.log", "ab"))
 
-        def start(*arguments: str) -> "subprocess.Popen[bytes]":
+        def start(*arguments: str, **marks: str) -> Process:
             command = [sys.executable, "-m", "prefect", *arguments]
-            process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)  # Ctrl-C is ours
+            process = subprocess.Popen(  # Ctrl-C is ours
+                command, env={**env, **marks}, stdout=log, stderr=log, start_new_session=True
+            )
             stack.callback(_end, process)
             return process
 
@@ -77,16 +84,30 @@ def serve(home: Path, stop: threading.Event) -> None:
         if not stop.is_set():
             _prefect(env, "work-pool", "create", POOL, "--type", "process", unless="already exists")
             _prefect(env, "--no-prompt", "deploy", "--all")
-            worker = start("worker", "start", "--pool", POOL)
-            print(f"Prefect is at http://{_HOST}:{port} with a worker for the pool {POOL}; Ctrl-C ends both", flush=True)
-            while not stop.wait(0.5):
-                for name, process in (("server", server), ("worker", worker)):
-                    if process.poll() is not None:
-                        raise UserError(f"the Prefect {name} ended with code {process.returncode}: see {home / 'serve.log'}")
+            _work(start, server, env["PREFECT_API_URL"], home / "serve.log", stop)
             print("ending the worker, its runs and the server; what was finished is kept", flush=True)
 
 
-def _wait_for(server: "subprocess.Popen[bytes]", url: str, log: Path, stop: threading.Event) -> None:
+def _work(start: Callable[..., Process], server: Process, api: str, log: Path, stop: threading.Event) -> None:
+    """Keep a worker at work until ``stop``; of one that was killed nothing goes on, and another takes its place."""
+    told = f"Prefect is at {api.removesuffix('/api')} with a worker for the pool {POOL}; Ctrl-C ends both"
+    while not stop.is_set():
+        for name in crash_lost_runs(api):
+            print(f"the run {name} lost its worker and has crashed: Retry goes on from what it finished", flush=True)
+        mark, began = uuid.uuid4().hex, time.monotonic()
+        worker = start("worker", "start", "--pool", POOL, "--name", WORKER + mark, **{WORK: mark})
+        print(told, flush=True)
+        while not stop.wait(0.5) and worker.poll() is None:
+            if server.poll() is not None:
+                raise UserError(f"the Prefect server ended with code {server.returncode}: see {log}")
+        if worker.returncode is not None:
+            if time.monotonic() - began < _LIVES:
+                raise UserError(f"the Prefect worker ended with code {worker.returncode}: see {log}")
+            told = f"the worker ended with code {worker.returncode} (see {log}), and another one is in its place"
+            end(f"{WORK}={mark}")
+
+
+def _wait_for(server: Process, url: str, log: Path, stop: threading.Event) -> None:
     deadline = time.monotonic() + _STARTS
     while not stop.wait(0.2):
         try:
@@ -106,7 +127,7 @@ def _prefect(env: dict[str, str], *arguments: str, unless: str = "") -> None:
         raise UserError(f"`prefect {' '.join(arguments)}` failed: {' '.join(said.split())[-500:]}")
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: Process) -> None:
     """Ask a process to end, and wait a while."""
     process.terminate()
     try:

@@ -44,9 +44,9 @@ class SynthesisSettings(Section):
     """How the verifier answers prompts."""
 
     source: Literal["verifier", "endpoint"] = Field("verifier", description="Here, or by the engine that serves it (endpoint)")
-    max_new_tokens: int = Field(96, gt=0)
+    max_new_tokens: int = Field(96, gt=0, description="Longest answer in tokens")
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
-    seed: int = 0
+    seed: int = Field(0, description="Of the sampling, where the temperature is above 0")
     prompts_per_task: int = Field(128, gt=0, description="Prompts that one task answers")
 
 
@@ -62,7 +62,9 @@ class HiddenStatesSettings(EngineStates):
     """What is stored of the verifier's forward, and who computes it."""
 
     layer_ids: list[int] | None = Field(None, description="Auxiliary layers: states that ENTER them; empty: 2, L//2, L-3")
-    state_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    state_dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="As they are stored; float32 takes twice the disk"
+    )
     compute_dtype: Literal["bfloat16", "float32"] = Field("float32", description="An engine's own --dtype must be the same")
 
 
@@ -109,9 +111,9 @@ class AcceptanceSettings(EngineAcceptance):
     """How the draft is judged."""
 
     prompts: str | None = Field(None, description="JSONL file of evaluation prompts; empty: replay on held-out text only")
-    max_prompts: int = Field(16, gt=0)
+    max_prompts: int = Field(16, gt=0, description="Prompts of that file that are taken, from its beginning")
     k: int = Field(3, gt=0, description="Tokens drafted a verifier step")
-    max_new_tokens: int = Field(64, gt=0)
+    max_new_tokens: int = Field(64, gt=0, description="Longest answer in tokens")
     compare: list[str] = Field(
         [], description="Directories of published drafts, of vLLM's or SGLang's format, judged beside ours"
     )
@@ -123,7 +125,7 @@ class ExportSettings(Section):
     engines: list[Literal["vllm", "sglang"]] = Field(
         ["vllm"], min_length=1, description="Engines that shall load it; each gets a directory of its own format"
     )
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the checkpoint's weights")
 
     @model_validator(mode="before")
     @classmethod
@@ -147,8 +149,8 @@ class GateSettings(Section):
 class StoreSettings(Section):
     """Where artifacts and the state of this host lie."""
 
-    path: str = ".eyas/store"
-    state: str = ".eyas/state"
+    path: str = Field(".eyas/store", description="Folder of the artifacts; hidden states take most of it")
+    state: str = Field(".eyas/state", description="Folder of locks, aliases, logs and training checkpoints, on a local disk")
     max_bytes: int | None = Field(None, gt=0, description="The store never grows past this")
     mirror: str | None = Field(
         None,
@@ -191,7 +193,7 @@ class RunningSettings(Section):
 class Settings(Section):
     """Everything a run is told."""
 
-    name: str = "draft"
+    name: str = Field("draft", description="What the run is called in listings and in its report")
     limit: int | None = Field(None, gt=0, description="A smoke run: so many prompts and conversations a file; gates only warn")
     verifier: VerifierSettings = VerifierSettings()
     data: DataSettings = DataSettings()

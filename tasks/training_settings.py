@@ -10,22 +10,24 @@ from tasks.section import Section
 class TrainingSettings(Section):
     """The recipe. Draft shapes left empty follow the parent draft, else the verifier."""
 
-    lr: float = Field(1e-3, gt=0)
-    epochs: int = Field(5, gt=0)
-    scheduler: Literal["cosine", "linear", "none"] = "cosine"
+    lr: float = Field(1e-3, gt=0, description="Highest learning rate of AdamW")
+    epochs: int = Field(5, gt=0, description="Times that each sample is seen")
+    scheduler: Literal["cosine", "linear", "none"] = Field("cosine", description="How the learning rate falls to 0")
     warmup_ratio: float | None = Field(
         None, ge=0, le=1, description="Share of the steps in which the rate rises; empty: 0.02, none without a scheduler"
     )
-    weight_decay: float = Field(0.01, ge=0)
-    grad_clip: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.01, ge=0, description="Of AdamW, on every trained tensor")
+    grad_clip: float = Field(1.0, gt=0, description="Largest norm of a step's gradient; what is longer is scaled down")
     pack_tokens: int = Field(256, gt=8, description="Tokens of one packed sequence")
     packs_per_step: int = Field(1, gt=0, description="Packs of one optimizer step, whatever the number of devices")
     ttt_steps: int = Field(3, gt=0, description="Length of the chain that is trained")
-    ttt_decay: float = Field(1.0, gt=0)
-    loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = "kl_div"
+    ttt_decay: float = Field(1.0, gt=0, description="Weight of each further link of that chain in the loss, as a power")
+    loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = Field(
+        "kl_div", description="Between the verifier's next tokens and the draft's, as speculators names it; kl_div: forward KL"
+    )
     noise: float = Field(0.0, ge=0, description="Half-width of uniform noise on the auxiliary states; train split only")
-    seed: int = 0
-    checkpoint_every_steps: int = Field(50, gt=0)
+    seed: int = Field(0, description="Of the first weights, the order of samples and the noise")
+    checkpoint_every_steps: int = Field(50, gt=0, description="Steps after which a run that is cut off can go on")
     replay_every_steps: int | None = Field(
         None,
         ge=0,
@@ -54,11 +56,11 @@ class TrainingSettings(Section):
         description="The parent's vocabulary is kept while it covers this share of what a new one of vocabulary.size would",
     )
     layer: Literal["llama", "qwen3"] = Field("llama", description="qwen3: with norms over each head's queries and keys")
-    num_layers: int = Field(1, gt=0)
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int | None = None
+    num_layers: int = Field(1, gt=0, description="Decoder layers of the draft; EAGLE-3 has one")
+    num_heads: int | None = Field(None, description="Attention heads")
+    num_kv_heads: int | None = Field(None, description="Heads of keys and values; must divide num_heads")
+    head_dim: int | None = Field(None, description="Width of a head; even")
+    intermediate_size: int | None = Field(None, description="Width of the feed-forward layer")
     max_position_embeddings: int | None = Field(None, description="At least the serving length")
     rope: Literal["plain", "verifier"] = Field(
         "plain", description="verifier: positions stretched as the verifier's are (YaRN), which engines read differently"
@@ -66,10 +68,10 @@ class TrainingSettings(Section):
     rope_theta: float | None = Field(None, gt=0, description="Base of the rotary positions")
     train_lm_head: bool = Field(False, description="Train the head, too, instead of keeping the verifier's rows")
     train_embeddings: bool = Field(False, description="Train the embeddings, too: 12 bytes a number more on every device")
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
+    norm_before_residual: bool = Field(False, description="The first layer's residual is the state after its norm")
+    norm_before_fc: bool = Field(False, description="One norm over the auxiliary states side by side, before they are fused")
+    fc_norm: bool = Field(False, description="A norm for each auxiliary state, before they are fused")
+    norm_output: bool = Field(False, description="The next link of the chain is fed the state after the last norm")
 
     def recipe(self) -> dict[str, Any]:
         """What the draft is shaped and trained by: all but where it begins."""

@@ -1,66 +1,28 @@
 """A schedule and an event that really start runs: `make serve` in a project, its server, its worker, its deployments."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from running.leftovers import MARK
-from tests.projects import ROOT, Project, make_project, wait_for
+from tests.projects import ROOT
+from tests.served import Served, serving
 
 pytestmark = pytest.mark.serve
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
-@dataclass
-class Served:
-    """A project with `make serve` running in it."""
-
-    project: Project
-    process: "subprocess.Popen[str]"
-    address: str
-
-    def ask(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.address}/api/{path}", json.dumps(body).encode(), headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or "null")
-
-    def deployment(self, name: str) -> dict[str, Any]:
-        (found,) = self.ask("deployments/filter", {"deployments": {"name": {"any_": [name]}}})
-        return dict(found)
-
-    def ended(self, name: str) -> dict[str, Any]:
-        """The newest run of a deployment, when it has ended."""
-
-        def newest() -> Any:
-            body = {"deployments": {"name": {"any_": [name]}}, "flow_runs": {"state": {"type": {"any_": list(ENDED)}}}}
-            found = self.ask("flow_runs/filter", {**body, "sort": "START_TIME_DESC", "limit": 1})
-            return found and found[0]
-
-        return dict(wait_for(newest, 600, self.process))
-
-
-def write_deployments(project: Project) -> None:
-    """The project's own prefect.yaml, with small settings. Retraining reads what synthesis lands and finds it too long, so that
-    it ends after one child."""
-    whole = yaml.safe_load((ROOT / "prefect.yaml").read_text())
-    settings = yaml.safe_load(project.settings.read_text())
-    short = {**settings, "data": {"conversations": [".eyas/landed"]}, "corpus": {**settings["corpus"], "max_length": 4}}
-    asked = {**settings, "data": {"prompts": ["prompts.jsonl"]}, "synthesis": {"max_new_tokens": 8}}
-    for one in whole["deployments"]:
-        one["parameters"]["settings"] = asked if one["name"] == "synthesize" else short
-    (project.folder / "prefect.yaml").write_text(yaml.safe_dump(whole))
+def small(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Little to do. Retraining reads what synthesis lands and finds it too long, so that it ends after one child."""
+    if name == "synthesize":
+        return {**settings, "data": {"prompts": ["prompts.jsonl"]}, "synthesis": {"max_new_tokens": 8}}
+    return {**settings, "data": {"conversations": [".eyas/landed"]}, "corpus": {**settings["corpus"], "max_length": 4}}
 
 
 def marked_processes(mark: str) -> list[int]:
@@ -76,27 +38,8 @@ def marked_processes(mark: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, checkout: Path, cut_verifier: Path) -> Iterator[Served]:
-    project = make_project(tmp_path_factory.mktemp("served") / "project", checkout, cut_verifier, "")
-    write_deployments(project)
-    del project.environment["PREFECT_API_URL"]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "running.serve"],
-        cwd=project.folder,
-        env=project.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    try:
-        assert line.startswith("Prefect is at http://"), line
-        yield Served(project, process, line.split()[3])
-    finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGINT)
-            process.wait(60)
+    with serving(tmp_path_factory.mktemp("served") / "project", checkout, cut_verifier, small) as served:
+        yield served
 
 
 def test_what_synthesis_lands_starts_a_retraining(served: Served) -> None:
@@ -128,7 +71,7 @@ def test_automations_that_ship_can_be_applied(served: Served) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     names = {one["name"] for one in served.ask("automations/filter", {})}
-    assert {"eyas-outcome", "eyas-failure"} <= names
+    assert {"eyas-outcome", "eyas-failure", "eyas-lost"} <= names
 
 
 def test_ctrl_c_leaves_nothing_behind(served: Served) -> None:

@@ -1,0 +1,156 @@
+"""What a person does in the browser: fill the form, watch the run, read its report, mend what failed and press Retry.
+
+The screenshots of the steps lie in the test's folder, or in that of EYAS_SCREENSHOTS.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chromium import Page, chromium
+from tests.projects import wait_for
+from tests.served import Served, serving
+
+pytestmark = pytest.mark.browser
+EXPORT, LINE = "tasks/export.py", "    engine, dtype, name = (job.settings[key]"
+BROKEN, MENDED = '    raise UserError("no room for the export: make some")\n', "    assert job.settings\n"
+SMALL: dict[str, Any] = {"data": {"conversations": ["a.jsonl"]}, "training": {"epochs": 2, "pack_tokens": 512}}
+BADGE = "document.querySelector('.state-badge')?.innerText.trim()"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, checkout: Path, cut_verifier: Path) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served") / "project"
+    with serving(folder, checkout, cut_verifier, lambda name, settings: {**settings, **SMALL}) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots go."""
+    given = os.environ.get("EYAS_SCREENSHOTS")
+    folder = Path(given).absolute() if given else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def field(section: str, label: str) -> str:
+    """The field of the form with this label in a section."""
+    return f"""((section, label) => {{
+        const named = (within, text) => [...within.querySelectorAll('.schema-form-property')].find(e =>
+            e.querySelector('.schema-form-property__label')?.textContent.trim().replace(' (Optional)', '') === text);
+        const found = named(document, section);
+        return found && named(found, label)?.querySelector('input, textarea, select')
+    }})('{section}', '{label}')"""
+
+
+def choose(page: Page, select: str, option: str, shot: Path) -> None:
+    """Open a drop-down by the keyboard (the browser draws no other without a screen) and click on an option."""
+    page.value(f"{select}.focus()")
+    page.press("ArrowDown", 40)
+    page.wait(f"shown('{option}')?.closest('.p-select-option')")
+    page.shoot(shot)
+    page.click_text(option)
+
+
+def submit(page: Page, served: Served) -> str:
+    """Press the form's button; the id of the run that it starts."""
+    body = {"deployments": {"name": {"any_": ["train-draft"]}}}
+    before = {run["id"] for run in served.ask("flow_runs/filter", body)}
+    page.click_text("Submit")
+    (run,) = wait_for(lambda: {run["id"] for run in served.ask("flow_runs/filter", body)} - before, 120, served.process)
+    return str(run)
+
+
+def records(served: Served) -> dict[str, int]:
+    """How many nodes of each stage have been made."""
+    return {stage.name: len(served.project.records(stage.name)) for stage in (served.project.store / "records").iterdir()}
+
+
+def watch(page: Page, served: Served, run: str, state: str) -> None:
+    """Look at the deployment's runs until the newest one is in a state, then at that run.
+
+    The page of a run draws its graph anew in every frame, without a GPU at the cost of what the run itself could use.
+    """
+    page.open(f"{served.address}/deployments/deployment/{served.deployment('train-draft')['id']}?tab=Runs")
+    page.wait(f"{BADGE} === '{state}'", 1200)
+    page.open(f"{served.address}/runs/flow-run/{run}")
+    page.wait(f"{BADGE} === '{state}'")
+
+
+def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, page: Page, shots: Path) -> None:
+    assert not served.address.endswith(":4200"), "on another port the UI must be told where its server is"
+    page.open(f"{served.address}/deployments")
+    page.click_text("train-draft")
+    page.click_text("Run")
+    page.click_text("Custom run")
+    page.wait(field("Window", "Timezone"))
+    page.shoot(shots / "1_form.png")
+    page.write(field("settings", "Name"), "by hand")
+    page.write(field("Training", "Epochs"), "1")
+    choose(page, field("Training", "Scheduler"), "linear", shots / "2_drop_down.png")
+    page.wait(f"{field('Training', 'Scheduler')}.value === 'linear'")
+    run = submit(page, served)
+    page.open(f"{served.address}/runs/flow-run/{run}")
+    page.wait(f"{BADGE} === 'Running'", 300)
+    page.sees("running on cpu")
+    page.shoot(shots / "3_running.png")
+    watch(page, served, run, "Completed")
+    page.shoot(shots / "4_completed.png")
+    told = served.ask(f"flow_runs/{run}", method="GET")["parameters"]["settings"]
+    assert (told["name"], told["training"]["epochs"], told["training"]["scheduler"]) == ("by hand", 1, "linear")
+    page.click_text("Artifacts")
+    page.click_text("draft-report")
+    page.sees("Acceptance")
+    page.shoot(shots / "5_report.png")
+    page.height(4500)
+    page.shoot(shots / "6_whole_report.png")
+    page.height()
+
+
+def test_a_run_that_failed_is_mended_and_retried(served: Served, page: Page, shots: Path) -> None:
+    """The run before once more, with export broken; then mended, by which it is another code and runs."""
+    served.project.edit(EXPORT, LINE, BROKEN + LINE)
+    (before,) = served.ask("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}})
+    page.open(f"{served.address}/runs/flow-run/{before['id']}")
+    page.click("document.querySelector('.p-icon-button-menu button')")
+    page.click_text("Copy to new run")
+    page.wait(f"{field('Training', 'Epochs')}?.value === '1'")
+    run = submit(page, served)
+    watch(page, served, run, "Failed")
+    page.sees("no room for the export: make some")
+    page.shoot(shots / "7_failed.png")
+    made = records(served)
+    served.project.edit(EXPORT, BROKEN, MENDED)
+    page.click_text("Retry")
+    page.click("[...document.querySelectorAll('.p-modal button')].find(e => e.innerText.trim() === 'Retry')")
+    watch(page, served, run, "Completed")
+    page.shoot(shots / "8_retried.png")
+    assert records(served) == {**made, "export": made["export"] + 1}
+    tasks = served.ask("task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run]}}, "sort": "END_TIME_DESC"})
+    export = [task["state"]["name"] for task in tasks if task["name"].startswith("export")]
+    assert sorted(export) == ["Completed", "Failed"] and {task["state"]["name"] for task in tasks} == {"Cached", *export}
+
+
+def test_over_its_budget_a_run_is_resumed(served: Served, page: Page, shots: Path) -> None:
+    """Real decoding is to be done again; who resumes the run reads what it would cost and approves."""
+    judged = {"prompts": "prompts.jsonl", "max_new_tokens": 8}
+    run = served.start(
+        "train-draft",
+        acceptance=judged,
+        budget={"gpu_hours": 1e-9},
+        training={**SMALL["training"], "epochs": 1, "scheduler": "linear"},
+    )
+    watch(page, served, run, "Paused")
+    page.click_text("Resume")
+    page.sees("GPU hours")
+    page.shoot(shots / "9_resume.png")
