@@ -1,7 +1,7 @@
 """Tests with a real engine: `make test-engine` runs them; elsewhere they are skipped, and say so.
 
-One server runs at a time, since two would take 8 GB. A file starts its own, but for those of the small verifier's hidden states,
-which come last and share one.
+One server runs at a time, since two would take 8 GB. A file starts its own; those that want the small verifier's hidden states
+share one, and come last.
 """
 
 from collections.abc import Iterator

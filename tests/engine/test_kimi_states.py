@@ -1,8 +1,8 @@
 """A tiny Kimi-K2.5 in a real vLLM: its multi-head latent attention and experts give our states.
 
 The copy is unpacked, since vLLM has no INT4 experts on a CPU, and its latents are 512 + 64 wide, as its kernel wants them; ours
-are computed from the packed checkpoint. vLLM norms the latents with `rms_norm_eps` (1e-5 in Kimi-K2.5) where the published code,
-transformers and we have 1e-6: a relative 1.5e-5 at the last state, and nothing else is between the two.
+are computed from the packed checkpoint. vLLM norms the latents with `rms_norm_eps`, 1e-5 in Kimi-K2.5, where the published code
+and transformers have 1e-6, as we do: a relative 1.5e-5 at the last state, and nothing else is between the two.
 """
 
 from collections.abc import Iterator
