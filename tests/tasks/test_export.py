@@ -135,7 +135,7 @@ def test_a_draft_that_the_engine_would_misread_is_not_written(bench: Bench) -> N
             "vllm",
             "to_vllm",
             lambda ids: [k + 1 for k in ids],
-            "differs from the trained one in eagle_aux_hidden_state_layer_ids",
+            "the trained one in eagle_aux_hidden_state_layer_ids: report",
         ),
         ("sglang", "to_sglang", list, r"auxiliary layers \[1, 3, 5\], and under eagle_config \[1, 3, 5\], .* not the same"),
     ],
