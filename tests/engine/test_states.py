@@ -91,14 +91,14 @@ def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path
 
 def test_a_flow_draws_its_states_from_the_engine(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A gate stops the run once they are there: what follows reads the same artifacts as ever. A second run asks nobody."""
-    write_corpus(tmp_path / "rows.jsonl", [f"number {n}" for n in range(40)])
+    write_corpus(tmp_path / "rows.jsonl", [f"number {n}" for n in range(16)])
     settings = {
         "verifier": {"directory": str(served.verifier)},
         "data": {"conversations": [str(tmp_path / "rows.jsonl")]},
         "corpus": {"max_length": 256, "shard_tokens": 1024, "held_out": 0.2},
         "hidden_states": {"source": "engine", "engine_version": VERSION, "layer_ids": LAYERS},
         "endpoint": {"url": served.url, "model": served.verifier.name, "states_folder": str(served.folder)},
-        "vocabulary": {"size": 64},
+        "vocabulary": {"size": 16},
         "gates": {"min_coverage": 1.0, "max_quarantined": 1.0},
         "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
     }
