@@ -20,7 +20,7 @@ def facts_of(store: Path, stage: str, node: str) -> dict[str, Any]:
 
 
 def test_the_flow_judges_its_draft_in_the_engine(whole_verifier: Path, tmp_path: Path) -> None:
-    """The demo with a quarter of its prompts; vLLM is started with the exported draft, then without it."""
+    """The demo with a quarter of its prompts, and shorter answers; vLLM is started with the exported draft, then without it."""
     settings = yaml.safe_load((ROOT / "deployments" / "demo.yaml").read_text())
     settings |= {
         "limit": 64,
@@ -29,6 +29,7 @@ def test_the_flow_judges_its_draft_in_the_engine(whole_verifier: Path, tmp_path:
         "engine": {"command": command(), "arguments": ARGUMENTS, "environment": environment()},
         "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
     }
+    settings["synthesis"] |= {"max_new_tokens": 48}
     settings["acceptance"] |= {"engine": "start", "prompts": str(ROOT / "deployments/prompts/held_out.jsonl")}
     settings["acceptance"] |= {"max_new_tokens": 32, "temperatures": [0.7]}
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
