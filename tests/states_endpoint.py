@@ -25,8 +25,8 @@ class StatesEndpoint:
     """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing.
 
     Faults: ``500``, ``truncated``, ``other ids`` (in the answer), ``swapped`` (another request's file), ``short``, ``nan``,
-    ``half`` (bfloat16), ``slow`` (no answer until the end), ``dies`` (from then on every connection breaks). ``shift`` is added to the layers; ``last`` is what is
-    done to the last state.
+    ``half`` (bfloat16), ``slow`` (no answer until the end), ``dies`` (from then on no connection holds). ``shift`` is added to
+    the layers; ``last`` is what is done to the last state.
     """
 
     verifier: Path
