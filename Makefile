@@ -49,7 +49,7 @@ $(ENGINE_VENV)/.installed: deployments/engine/requirements.txt
 test-engine: install engine
 	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine
 
-# The part of it that one server serves: states, their proof, shards, answers. CI runs it.
+# The part of it that one server serves: states, their proof, shards, answers.
 test-engine-states: install engine
 	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine/test_states.py tests/engine/test_synthesis.py
 
