@@ -9,7 +9,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Nothing is compiled at install time: where this is set, every process would compile its imports anew (speculators: 28 s, not 14).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo serve test test-serve test-browser engine test-engine lint constraints clean
+.PHONY: install demo serve test test-serve test-browser engine test-engine test-engine-states lint constraints clean
 
 install: $(VENV)/.installed
 
@@ -45,9 +45,14 @@ $(ENGINE_VENV)/.installed: deployments/engine/requirements.txt
 	mkdir -p "$$site"; printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$site/METADATA"
 	@touch $@
 
-# Real servers on loopback, one after the other: 4 GB, 12 minutes on two cores.
+# Real servers on loopback, one after the other: 4 GB.
 test-engine: install engine
 	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine
+
+# The part of it that one server serves: states, their proof, shards, answers.
+test-engine-states: install engine
+	EYAS_ENGINE_VENV=$(abspath $(ENGINE_VENV)) $(VENV)/bin/python -m pytest tests/engine/test_states.py tests/engine/test_synthesis.py
+
 # Minutes by the clock: a schedule and an event that really start runs, on a real server with a real worker; workers that are
 # killed, runs that are cancelled or wait for a person, hundreds of tasks, windows that end.
 test-serve: install

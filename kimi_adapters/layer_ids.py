@@ -16,7 +16,7 @@ def default_layer_ids(num_layers: int) -> list[int]:
 
 
 def check_layer_ids(layer_ids: Sequence[int], num_layers: int) -> list[int]:
-    """The ids as a list; UserError unless they are 1 or more, rising, and each names a layer of the verifier."""
+    """The ids as a list; UserError unless they are rising and each names a layer of the verifier."""
     ids = list(layer_ids)
     if not ids or any(not 0 <= k < num_layers for k in ids) or any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
         raise UserError(

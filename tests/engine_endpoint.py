@@ -47,6 +47,10 @@ class Engine:
         self._known |= {(tuple(prompt), most, 0.0, None, 0): (ids, None) for prompt, ids in zip(prompts, answers, strict=True)}
         return answers
 
+    def plant(self, prompt: list[int], most: int, k: int, ids: list[int], accepted: Acceptance) -> None:
+        """Make ``ids`` the greedy answer to a prompt, with a draft of which so much is accepted, and without one."""
+        self._known |= {(tuple(prompt), most, 0.0, None, k): (ids, accepted), (tuple(prompt), most, 0.0, None, 0): (ids, None)}
+
     def answer(
         self, prompt: list[int], most: int, temperature: float, seed: int, draft: DraftRunner | None = None, k: int = 0
     ) -> tuple[list[int], Acceptance | None]:

@@ -25,8 +25,8 @@ class StatesEndpoint:
     """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing.
 
     Faults: ``500``, ``truncated``, ``other ids`` (in the answer), ``swapped`` (another request's file), ``short``, ``nan``,
-    ``half`` (bfloat16), ``dies`` (from then on every connection breaks). ``shift`` is added to the layers; ``last`` is what is
-    done to the last state.
+    ``half`` (bfloat16), ``slow`` (no answer until the end), ``dies`` (from then on no connection holds). ``shift`` is added to
+    the layers; ``last`` is what is done to the last state.
     """
 
     verifier: Path
@@ -40,6 +40,7 @@ class StatesEndpoint:
     asked: int = 0
     dead: bool = False
     lock: Any = field(default_factory=threading.Lock)
+    over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.checkpoint = Checkpoint(self.verifier)
@@ -77,7 +78,9 @@ class StatesEndpoint:
             self.write(name, kept, [stream[: len(kept)] for stream in streams], fault)
             self.write("foreign", ids[::-1], self.streams(ids[::-1]), "")
         self.dead |= fault == "dies"
-        if fault == "500" or self.dead:
+        if fault == "slow":
+            self.over.wait(60)
+        if fault in ("500", "slow") or self.dead:
             return None
         path = self.folder / ("foreign" if fault == "swapped" else name)
         choice = {"token_ids": generated, "text": "", "index": 0, "finish_reason": "length", "logprobs": None}
@@ -106,6 +109,7 @@ class StatesEndpoint:
         try:
             yield self
         finally:
+            self.over.set()
             server.shutdown()
             server.server_close()
             thread.join()

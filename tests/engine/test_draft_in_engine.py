@@ -1,27 +1,14 @@
 """A draft from the whole flow, in a real vLLM: it accepts what we accept, and greedy text stays as it is."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
-from kimi_adapters.decoding import greedy
-from kimi_adapters.engine_server import serving
-from kimi_adapters.tokenizer import Tokenizer
-from kimi_adapters.verifier import Verifier
-from kimi_adapters.weights import Checkpoint
 from running.cli import main
-from tests.tasks.endpoint_chunk import TOKENS, Chunk
-
-ROOT = Path(__file__).parents[2]
-VENV = os.environ.get("EYAS_ENGINE_VENV", "")
-ENVIRONMENT = {"LD_PRELOAD": f"{VENV}/lib/libiomp5.so", "VLLM_CPU_KVCACHE_SPACE": "1"}
-ARGUMENTS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
-pytestmark = pytest.mark.skipif(not VENV, reason="needs vLLM: run `make test-engine`")
+from tests.engine.vllm import ARGUMENTS, command, environment
+from tests.projects import ROOT
 
 
 def facts_of(store: Path, stage: str, node: str) -> dict[str, Any]:
@@ -33,15 +20,16 @@ def facts_of(store: Path, stage: str, node: str) -> dict[str, Any]:
 
 
 def test_the_flow_judges_its_draft_in_the_engine(whole_verifier: Path, tmp_path: Path) -> None:
-    """The demo with a quarter of its prompts; vLLM is started with the exported draft, then without it."""
+    """The demo with a quarter of its prompts, and shorter answers; vLLM is started with the exported draft, then without it."""
     settings = yaml.safe_load((ROOT / "deployments" / "demo.yaml").read_text())
     settings |= {
         "limit": 64,
         "verifier": {"directory": str(whole_verifier), "name": "HuggingFaceTB/SmolLM2-135M-Instruct"},
         "data": {"prompts": [str(ROOT / "deployments/prompts/train.jsonl")]},
-        "engine": {"command": [f"{VENV}/bin/vllm"], "arguments": ARGUMENTS, "environment": ENVIRONMENT},
+        "engine": {"command": command(), "arguments": ARGUMENTS, "environment": environment()},
         "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
     }
+    settings["synthesis"] |= {"max_new_tokens": 48}
     settings["acceptance"] |= {"engine": "start", "prompts": str(ROOT / "deployments/prompts/held_out.jsonl")}
     settings["acceptance"] |= {"max_new_tokens": 32, "temperatures": [0.7]}
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
@@ -57,17 +45,3 @@ def test_the_flow_judges_its_draft_in_the_engine(whole_verifier: Path, tmp_path:
     assert theirs["warm"]["0.7"]["length"] >= 1.0
     (report,) = (tmp_path / "state" / "reports").glob("*/report.md")
     assert "## Acceptance in vLLM 0.32.0" in report.read_text()
-
-
-def test_synthesis_takes_the_engines_own_tokens(whole_verifier: Path, tmp_path: Path) -> None:
-    """In float32, greedily, they are our own verifier's; and so are the prompts as its chat template writes them."""
-    tokenizer, form = Tokenizer(whole_verifier), chat_format("smollm2")
-    chunk, model = Chunk(tmp_path / "chunk", whole_verifier), Verifier(Checkpoint(whole_verifier))
-    command = [f"{VENV}/bin/vllm", "serve", str(whole_verifier), "--served-model-name", "test/small", *ARGUMENTS]
-    with serving(command, tmp_path / "log", environment=ENVIRONMENT) as url:
-        lines = chunk.answered_at(f"{url}/v1", timeout=300.0)
-    for line in lines:
-        prompt = prompt_ids(line["messages"][:-1], tokenizer, form)
-        answer = greedy(model, prompt, TOKENS, stop_ids(tokenizer, form))
-        assert (line["prompt_ids"], line["answer_ids"]) == (prompt, answer)
-        assert line["messages"][-1]["content"].strip() == tokenizer.decode(answer).strip()

@@ -1,18 +1,18 @@
 """States from a real vLLM are ours, at every id, and the last is before the norm; the proof knows each by name."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from kimi_adapters import engine_probe
 from kimi_adapters.engine_client import EngineClient
-from kimi_adapters.engine_command import hidden_states_arguments
 from kimi_adapters.layer_proof import REFERENCE
+from kimi_adapters.layers import rms_norm
 from kimi_adapters.own_streams import own_streams, proof_ids
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.tokenizer import Tokenizer
@@ -20,29 +20,10 @@ from kimi_adapters.weights import Checkpoint
 from running.cli import main
 from tasks import engine_states
 from tasks.formats import STATES, state_rows
-from tests.engine.vllm import VERSION, vllm
+from tests.engine.vllm import LAYERS, VERSION, Served
 from tests.projects import write_corpus
 from tests.tasks import stage_jobs
 from tests.tasks.stage_jobs import Bench, Text
-
-LAYERS = [2, 15, 27]
-
-
-@dataclass(frozen=True)
-class Served:
-    """A server, its verifier, and the folder that it writes states into."""
-
-    url: str
-    verifier: Path
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def served(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("states")
-    arguments = hidden_states_arguments(LAYERS, 30, folder, without_cuda=True)
-    with vllm(whole_verifier, folder / "server.log", *arguments) as url:
-        yield Served(url, whole_verifier, folder)
 
 
 def prove(served: Served, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -63,6 +44,26 @@ def test_ids_shifted_by_one_are_named(served: Served, capsys: pytest.CaptureFixt
     assert code == 1 and f"its ids are shifted by {shift}" in told
 
 
+@pytest.mark.parametrize(("times", "named"), [(1, "AFTER the final norm"), (2, "a last state that was normed twice")])
+def test_a_last_state_that_went_through_the_norm_is_named(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, times: int, named: str
+) -> None:
+    """The engine's own states, normed on their way."""
+    checkpoint, read = Checkpoint(served.verifier), engine_probe.read
+    norm, eps = checkpoint.norm(torch.float32), checkpoint.config.rms_norm_eps
+
+    def normed(path: Path, timeout: float) -> dict[str, torch.Tensor] | None:
+        found = read(path, timeout)
+        assert found
+        for _ in range(times):
+            found["hidden_states"][:, -1] = rms_norm(found["hidden_states"][:, -1], norm, eps)
+        return found
+
+    monkeypatch.setattr(engine_probe, "read", normed)
+    code, told = prove(served, capsys)
+    assert code == 1 and named in told.splitlines()[-1]
+
+
 def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of up to 900 tokens, several at once: the engine batches them, and cuts the long ones."""
     monkeypatch.setattr(stage_jobs, "LAYERS", LAYERS)
@@ -72,6 +73,7 @@ def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path
     bench.extract(shard)
     with open(tmp_path / REFERENCE, "wb") as file:
         own_streams(Checkpoint(served.verifier), proof_ids(served.verifier)).write(file)
+    before = set(served.folder.iterdir())
     inputs = {"ids": shard.ids, "verifier": served.verifier, "head": served.verifier, "reference": tmp_path}
     settings = {"engine": "vllm", "version": VERSION, "layer_ids": LAYERS}
     settings |= {"state_dtype": "float32", "compute_dtype": "float32"}
@@ -84,31 +86,33 @@ def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path
         error = np.linalg.norm(theirs - ours) / np.linalg.norm(ours)
         print(f"{name}: relative error {error:.1e}")
         assert error < 1e-5
-    assert [path.name for path in served.folder.iterdir()] == ["server.log"]
+    assert set(served.folder.iterdir()) == before, "what was taken over is gone"
 
 
 def test_a_flow_draws_its_states_from_the_engine(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From conversations to a draft; a second run finds everything, and asks nobody."""
-    write_corpus(tmp_path / "rows.jsonl", [f"number {n}" for n in range(40)])
+    """A gate stops the run once they are there: what follows reads the same artifacts as ever. A second run asks nobody."""
+    write_corpus(tmp_path / "rows.jsonl", [f"number {n}" for n in range(16)])
     settings = {
         "verifier": {"directory": str(served.verifier)},
         "data": {"conversations": [str(tmp_path / "rows.jsonl")]},
         "corpus": {"max_length": 256, "shard_tokens": 1024, "held_out": 0.2},
         "hidden_states": {"source": "engine", "engine_version": VERSION, "layer_ids": LAYERS},
         "endpoint": {"url": served.url, "model": served.verifier.name, "states_folder": str(served.folder)},
-        "vocabulary": {"size": 512},
-        "training": {"epochs": 1, "pack_tokens": 128, "max_position_embeddings": 512},
-        "gates": {"max_quarantined": 1.0},
+        "vocabulary": {"size": 16},
+        "gates": {"min_coverage": 1.0, "max_quarantined": 1.0},
         "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
     }
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
-    assert main(["run", str(tmp_path / "settings.yaml"), "--json"]) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert {"layer_reference", "engine_states", "training"} <= {node["stage"] for node in first}
-    assert not any(node["stage"] == "hidden_states" for node in first)
+    assert main(["run", str(tmp_path / "settings.yaml"), "--json"]) == 2
+    assert "gates.min_coverage = 1.0" in capsys.readouterr().err
+    made = {path.name for path in (tmp_path / "store" / "records").iterdir()}
+    assert {"layer_reference", "engine_states", "validation"} <= made and "hidden_states" not in made
     asked = requests_served(served)
-    assert main(["plan", str(tmp_path / "settings.yaml"), "--json", "--set", "endpoint.concurrency=3"]) == 0
-    assert {node["status"] for node in json.loads(capsys.readouterr().out)} == {"hit"} and requests_served(served) == asked
+    lowered = ["--set", "gates.min_coverage=0.1", "--set", "endpoint.concurrency=3"]
+    assert main(["plan", str(tmp_path / "settings.yaml"), "--json", *lowered]) == 0
+    status = {node["stage"]: node["status"] for node in json.loads(capsys.readouterr().out)}
+    assert {status["layer_reference"], status["engine_states"], status["vocabulary"]} == {"hit"} and status["training"] == "run"
+    assert requests_served(served) == asked
 
 
 def requests_served(served: Served) -> str:

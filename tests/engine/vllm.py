@@ -3,12 +3,24 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_adapters.engine_command import PLUGINS
 from kimi_adapters.engine_server import serving
 
 VERSION = "0.32.0"
+ARGUMENTS = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
+LAYERS = [2, 15, 27]  # whose states the small verifier's server gives
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server, its verifier (and so the model's name), and the folder that it writes states into."""
+
+    url: str
+    verifier: Path
+    folder: Path
 
 
 def environment_folder() -> Path | None:
@@ -34,7 +46,6 @@ def environment() -> dict[str, str]:
 @contextmanager
 def vllm(directory: Path, log: Path, *arguments: str, more: Mapping[str, str] | None = None) -> Iterator[str]:
     """A server of ``directory`` under its folder's name, in float32; its address. It ends with the block."""
-    fixed = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--served-model-name", directory.name]
-    whole = [*command(), "serve", str(directory), *fixed, *arguments]
+    whole = [*command(), "serve", str(directory), "--served-model-name", directory.name, *ARGUMENTS, *arguments]
     with serving(whole, log, environment={**environment(), **(more or {})}, deadline=900) as url:
         yield url

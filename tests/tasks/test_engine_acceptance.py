@@ -12,7 +12,7 @@ from artifacts.manifest import Ref, canonical_json, digest_bytes
 from artifacts.stage import Input, Made, Node, Pending
 from artifacts.store import Store
 from errors import UserError
-from kimi_adapters.acceptance_length import total
+from kimi_adapters.acceptance_length import Acceptance, total
 from kimi_adapters.engine_answers import Answer
 from kimi_adapters.engine_metrics import Counters
 from running.job import Job, read_outputs
@@ -113,6 +113,33 @@ def test_an_engine_with_another_draft_is_told(judged: Any, engine: Engine, proph
 def test_an_engine_that_should_have_no_draft_and_has_one_is_told(judged: Any, engine: Engine, prophet: Any) -> None:
     with serving(Endpoint(engine, draft=prophet)) as endpoint, pytest.raises(UserError, match="has a draft, too"):
         judged(endpoint, endpoint)
+
+
+def test_degenerate_answers_are_counted_apart(judged: Any, cut_verifier: Path, prophet: Any) -> None:
+    """One answer loops, and the draft foresees all of it; the length without it is measured on the other prompt alone."""
+    engine = Engine(cut_verifier)
+    loop, sound = [1000, 1001] * 40, [n * n % 977 + 300 for n in range(70)]
+    for row, ids, accepted in zip(ROWS, (loop, sound), ((80, 20, (20, 20, 20)), (70, 60, (5, 3, 2))), strict=True):
+        engine.plant(engine.prompt(row["messages"]), TOKENS, K, ids, Acceptance(*accepted))
+    with serving(Endpoint(engine, draft=prophet)) as drafted:
+        facts, written = judged(drafted)
+    assert facts["degenerate"] == 1 and [case["degenerate"] for case in written["cases"]] == [True, False]
+    assert facts["length"] == round(1 + 70 / 80, 4) and facts["sound_length"] == round(1 + 10 / 60, 4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("500", "gives prompt p0 no answer .status 500: the engine is dead.: see its log"),
+        ("truncated", "gives prompt p0 no answer .the answer broke off"),
+        ("killed", "nothing answers at the endpoint"),
+    ],
+)
+def test_an_engine_that_fails_is_told_in_one_sentence(judged: Any, engine: Engine, prophet: Any, fault: str, why: str) -> None:
+    failing = Endpoint(engine, lambda number: fault, draft=prophet)
+    with serving(failing), pytest.raises(UserError, match=why) as told:
+        judged(failing)
+    assert len(str(told.value).splitlines()) == 1 and "owls" not in str(told.value)
 
 
 def run_of(*answers: list[int]) -> EngineRun:

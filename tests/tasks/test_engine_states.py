@@ -3,6 +3,7 @@
 import fcntl
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from errors import UserError
-from kimi_adapters.engine_states import Shape, fault_of
+from kimi_adapters.engine_states import SampleFailed, Shape, Source, fault_of
+from kimi_adapters.engine_states import draw as drawn_files
 from kimi_adapters.layer_proof import REFERENCE
 from kimi_adapters.own_streams import own_streams
 from kimi_adapters.torch_file import write_tensors
@@ -125,6 +127,17 @@ def test_a_sample_that_stays_wrong_stops_its_shard_alone(
     assert len(outputs(events)) == 1
     assert "sample 0 got no states from the engine in 3 tries" in why(events) and reason in why(events)
     assert {path.stem for path in endpoint.folder.glob("*.safetensors")} - {"foreign"} <= {f"cmpl-{n}" for n in (3, 4, 5)}
+
+
+def test_a_slow_answer_is_asked_for_again_and_told_where_all_are(endpoint: StatesEndpoint) -> None:
+    source = Source(endpoint.url, MODEL, endpoint.folder, timeout=2.0, attempts=8, backoff=0.01)
+    shape, told = Shape(len(LAYERS) + 1, 48, "float32"), lambda done: None
+    endpoint.fault = lambda number: "slow" if number == 1 else ""
+    (path,) = drawn_files(source, [[7, 8, 9]], shape, told)
+    assert path.exists() and endpoint.asked > 1
+    endpoint.fault = lambda number: "slow"
+    with pytest.raises(SampleFailed, match="sample 0 got no states from the engine in 2 tries: no answer within 0.2 s"):
+        drawn_files(replace(source, timeout=0.2, attempts=2), [[7, 8, 9]], shape, told)
 
 
 def test_a_file_is_read_once_the_engine_lets_go_of_it(tmp_path: Path) -> None:

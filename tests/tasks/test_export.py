@@ -12,6 +12,7 @@ from artifacts.manifest import Ref
 from artifacts.stage import Input, Made, Node, Pending, Stage
 from artifacts.writer import ArtifactWriter
 from errors import UserError
+from kimi_adapters import draft_formats, torch_file
 from kimi_adapters.deepseek_config import YarnScaling
 from kimi_adapters.draft import save_draft
 from kimi_adapters.draft_reload import first_drafts
@@ -125,6 +126,38 @@ def test_a_draft_that_the_engine_would_misread_is_not_written(bench: Bench) -> N
         exported(bench, "sglang", norm_before_residual=True)
     with pytest.raises(UserError, match="float16"):
         exported(bench, "sglang", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("engine", "function", "wrong", "named"),
+    [
+        (
+            "vllm",
+            "to_vllm",
+            lambda ids: [k + 1 for k in ids],
+            "the trained one in eagle_aux_hidden_state_layer_ids: report",
+        ),
+        ("sglang", "to_sglang", list, r"auxiliary layers \[1, 3, 5\], and under eagle_config \[1, 3, 5\], .* not the same"),
+    ],
+)
+def test_layer_ids_that_an_export_shifts_by_one_are_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, engine: str, function: str, wrong: Any, named: str
+) -> None:
+    monkeypatch.setattr(draft_formats, function, wrong)
+    with pytest.raises(UserError, match=named):
+        exported(bench, engine)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_offsets_that_an_export_takes_as_absolute_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    write = torch_file.write_tensors
+
+    def absolute(file: Any, tensors: dict[str, torch.Tensor], *more: Any) -> None:
+        write(file, {**tensors, "d2t": tensors["d2t"] + torch.arange(len(tensors["d2t"]))}, *more)
+
+    monkeypatch.setattr(torch_file, "write_tensors", absolute)
+    with pytest.raises(UserError, match=r"d2t \(target = i \+ d2t\[i\]\) that does not name 39 rising ids"):
+        exported(bench, engine)
 
 
 STRETCHES = [YarnScaling(8.0, 64, 32.0, 1.0, True, 1.0, 1.0), Llama3Scaling(8.0, 1.0, 4.0, 64)]
