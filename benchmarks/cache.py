@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from tests.conftest import make_cut_verifier, make_whole_verifier
-from tests.projects import TOPICS, Project, copy_checkout, make_project, prefect_server, write_corpus
+from tests.projects import TOPICS, Project, copy_checkout, make_project, write_corpus
+from tests.servers import prefect_server
 
 EMPTY_FLOW = "from prefect import flow\n@flow\ndef empty(): pass\nempty()"
 

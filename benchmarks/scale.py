@@ -17,8 +17,9 @@ from pathlib import Path
 
 from benchmarks.cache import EMPTY_FLOW
 from tests.conftest import make_cut_verifier, make_whole_verifier
-from tests.projects import Project, copy_checkout, make_project, prefect_server
+from tests.projects import Project, copy_checkout, make_project
 from tests.recorded import record
+from tests.servers import prefect_server
 
 # Started from here, a process would begin with this one's memory as its largest.
 _WEIGH = (

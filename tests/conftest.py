@@ -2,6 +2,11 @@
 
 import importlib.util
 import json
+import os
+
+# Threads that wait for one another spin: a training of tiny tensors took 10 times as long where two workers share two cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +15,7 @@ import pytest
 from kimi_adapters.gguf_checkpoint import convert
 from kimi_adapters.tensor_file import TensorFile, TensorWriter
 from tests.artifacts.s3_server import s3_server
+from tests.sharing import made_once
 
 CUT_LAYERS = 4
 
@@ -52,13 +58,13 @@ def _layer_of(name: str) -> int:
 @pytest.fixture(scope="session")
 def whole_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real small verifier, made from its package once a session."""
-    return make_whole_verifier(tmp_path_factory.mktemp("smollm2"))
+    return made_once(tmp_path_factory, "smollm2", make_whole_verifier)
 
 
 @pytest.fixture(scope="session")
 def cut_verifier(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its first four layers."""
-    return make_cut_verifier(whole_verifier, tmp_path_factory.mktemp("smollm2-cut"))
+    return made_once(tmp_path_factory, "smollm2-cut", lambda folder: make_cut_verifier(whole_verifier, folder))
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,13 @@
-"""Projects: copies of the code with a store and data of their own, run as a user runs them; and a real Prefect server."""
+"""Projects: copies of the code with a store and data of their own, run as a user runs them."""
 
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,53 +20,6 @@ CANARY = "Quetzalverdin"  # in every text of every project: it must not leave th
 _WORDS = """bread tea maps snow clocks rivers trees lamps glass shoes music rain bridges kites ants wool
 salt mirrors ropes candles boats paper honey stones wheels bells seeds ink nets drums sand doors"""
 TOPICS = _WORDS.split()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def prefect_server(home: Path) -> Iterator[str]:
-    """A Prefect server of one's own in ``home``; yields the address of its API."""
-    port = free_port()
-    environment = {
-        **os.environ,
-        "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--no-ui",
-    ]
-    with open(home / "server.log", "wb") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    url = f"http://127.0.0.1:{port}/api"
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.2)
-        else:
-            raise RuntimeError((home / "server.log").read_text())
-        yield url
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
 
 
 def copy_checkout(folder: Path) -> None:
@@ -110,6 +60,18 @@ class Project:
 
     folder: Path
     environment: dict[str, str]
+
+    @classmethod
+    def at(cls, folder: Path, api: str) -> "Project":
+        """The project in ``folder``, whose runs go to the Prefect server at ``api``."""
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("PREFECT")},
+            "PYTHONPATH": str(folder),
+            "PREFECT_API_URL": api,
+            "PREFECT_HOME": str(folder / "prefect-home"),
+            "DO_NOT_TRACK": "1",
+        }
+        return cls(folder, environment)
 
     @property
     def settings(self) -> Path:
@@ -236,17 +198,18 @@ def make_project(folder: Path, checkout: Path, verifier: Path, api: str) -> Proj
         "corpus": {"max_length": 256, "shard_tokens": 512, "held_out": 0.2},
         "hidden_states": {"layer_ids": [1, 2, 3], "state_dtype": "float32"},
         "vocabulary": {"size": 1024},
-        "training": {"epochs": 2, "pack_tokens": 128, "checkpoint_every_steps": 4, "max_position_embeddings": 512},
+        "training": {
+            "epochs": 2,
+            "pack_tokens": 128,
+            "checkpoint_every_steps": 4,
+            "max_position_embeddings": 512,
+            "num_heads": 3,
+            "num_kv_heads": 1,
+            "intermediate_size": 64,  # a third of the numbers that the verifier's own sizes give
+        },
         "acceptance": {"prompts": "prompts.jsonl", "max_new_tokens": 12},
         "export": {"dtype": "float32"},
         "store": {"path": "store", "state": "state"},
     }
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("PREFECT")},
-        "PYTHONPATH": str(folder),
-        "PREFECT_API_URL": api,
-        "PREFECT_HOME": str(folder / "prefect-home"),
-        "DO_NOT_TRACK": "1",
-    }
-    return Project(folder, environment)
+    return Project.at(folder, api)

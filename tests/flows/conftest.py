@@ -1,5 +1,7 @@
 """A real Prefect server, and projects that start where a finished one stands."""
 
+import compileall
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.projects import Project, copy_checkout, make_project, prefect_server
+from tests.projects import Project, copy_checkout, make_project
+from tests.servers import prefect_server
+from tests.sharing import made_once
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first file that needs the finished project goes before all others, other such files after the rest of this folder:
+    while one worker makes it, nobody waits for it. What is left for the end are short files."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    waiting = {item.path for item in here if "finished" in getattr(item, "fixturenames", ())}
+    first = min(waiting, default=None)
+    items.sort(key=lambda item: (item.path != first, item.path.parent, item.path in waiting))
 
 
 @pytest.fixture(scope="session")
@@ -26,19 +39,35 @@ def prefect_api(prefect_home: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's code as it was when the session began, so that an edit meanwhile cannot part the tests."""
-    folder = tmp_path_factory.mktemp("checkout")
-    copy_checkout(folder)
-    return folder
+    """The project's code as it was when the session began, so that an edit meanwhile cannot part the tests; compiled, so that
+    no copy of it is compiled anew."""
+
+    def make(folder: Path) -> None:
+        copy_checkout(folder)
+        assert compileall.compile_dir(folder, quiet=1)
+
+    return made_once(tmp_path_factory, "checkout", make)
 
 
 @pytest.fixture(scope="session")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, checkout: Path, cut_verifier: Path, prefect_api: str
-) -> tuple[Project, list[dict[str, Any]]]:
+def finished_folder(
+    tmp_path_factory: pytest.TempPathFactory, checkout: Path, cut_verifier: Path, prefect_home: Path, prefect_api: str
+) -> Path:
+    """Holds a ``project`` whose flow has run to its end, ``nodes.json`` of that run and the ``server`` that it ran with."""
+
+    def make(folder: Path) -> None:
+        project = make_project(folder / "project", checkout, cut_verifier, prefect_api)
+        (folder / "nodes.json").write_text(json.dumps(project.nodes("run")))
+        (folder / "server").symlink_to(prefect_home)
+
+    return made_once(tmp_path_factory, "finished", make)
+
+
+@pytest.fixture(scope="session")
+def finished(finished_folder: Path, prefect_api: str) -> tuple[Project, list[dict[str, Any]]]:
     """A project whose flow has run to its end, and the nodes of that run. Not to be changed: take a ``project``."""
-    project = make_project(tmp_path_factory.mktemp("finished") / "project", checkout, cut_verifier, prefect_api)
-    return project, project.nodes("run")
+    nodes = json.loads((finished_folder / "nodes.json").read_text())
+    return Project.at(finished_folder / "project", prefect_api), nodes
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ def holders(folder: Path) -> Iterator[Path]:
                     yield path
 
 
-def test_no_text_leaves_the_store(finished: Finished, prefect_home: Path) -> None:
-    project, nodes = finished
-    assert "acceptance" in ran(nodes) and (prefect_home / "prefect.db").stat().st_size > 100_000
-    assert list(holders(prefect_home)) == [], "Prefect's database and log"
+def test_no_text_leaves_the_store(finished: Finished, finished_folder: Path) -> None:
+    (project, nodes), server = finished, (finished_folder / "server").resolve()
+    assert "acceptance" in ran(nodes) and (server / "prefect.db").stat().st_size > 100_000
+    assert list(holders(server)) == [], "Prefect's database and log"
     reports = {path.name for path in (project.folder / "state" / "reports").rglob("report.*")}
     assert reports == {"report.md", "report.html"}
     assert list(holders(project.folder / "state")) == [], "reports, logs of children, orders, pointers"

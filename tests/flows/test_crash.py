@@ -28,11 +28,11 @@ def slow_extraction(project: Project, seconds: float = 0.5) -> None:
 
 
 def slow_training(project: Project) -> None:
-    """A fifth of a second more a step."""
+    """A fifth of a second more for each of the steps about the first checkpoints."""
     project.edit(
         "kimi_adapters/training_loop.py",
         "        self.global_step += 1\n",
-        "        self.global_step += 1\n        time.sleep(0.2)\n",
+        "        self.global_step += 1\n        time.sleep(0.2 if self.global_step < 16 else 0)\n",
     )
 
 

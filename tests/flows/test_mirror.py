@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.projects import Project, free_port, make_project, ran, wait_for
+from tests.projects import Project, make_project, ran, wait_for
+from tests.servers import free_port
 
 Finished = tuple[Project, list[dict[str, Any]]]
 FOLLOWING = {"training", "acceptance", "export"}

@@ -34,24 +34,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("command", ["plan", "run"])
-def test_a_mistake_is_told_in_one_sentence_before_work_starts(
-    fresh: Project, cut_verifier: Path, case: str, command: str
-) -> None:
+def test_a_mistake_is_told_in_one_sentence_before_work_starts(fresh: Project, cut_verifier: Path, case: str) -> None:
     arguments, expected = CASES[case]
-    if command == "plan" and case == "no such GPU":
-        pytest.skip("a plan leases nothing")
     (fresh.folder / "empty.jsonl").touch()
     hollow = fresh.folder / "hollow"
     hollow.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy2(cut_verifier / name, hollow)
-    done = fresh.eyas(command, str(fresh.settings), *arguments)
-    assert done.returncode == 2, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("eyas: ")]
-    assert len(lines) == 1 and expected in lines[0], done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (fresh.store / "records").exists(), "nothing ran"
+    for command in ("run",) if case == "no such GPU" else ("plan", "run"):  # a plan leases nothing
+        done = fresh.eyas(command, str(fresh.settings), *arguments)
+        assert done.returncode == 2, done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.startswith("eyas: ")]
+        assert len(lines) == 1 and expected in lines[0], done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (fresh.store / "records").exists(), "nothing ran"
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/api", "127.0.0.1:1"])
@@ -82,11 +78,11 @@ def test_a_corpus_of_rubbish_stops_after_the_corpus(fresh: Project) -> None:
     assert not fresh.records("hidden_states")
 
 
-@pytest.mark.parametrize(("size", "told"), [(30, "gates.min_coverage"), (10, "special tokens")])
-def test_a_vocabulary_that_is_too_small_stops_before_extraction(fresh: Project, size: int, told: str) -> None:
-    done = fresh.eyas("run", str(fresh.settings), "--set", f"vocabulary.size={size}")
-    assert done.returncode == 2 and told in done.stderr
-    assert fresh.records("corpus") and not fresh.records("hidden_states")
+def test_a_vocabulary_that_is_too_small_stops_before_extraction(fresh: Project) -> None:
+    for size, told in ((30, "gates.min_coverage"), (10, "special tokens")):
+        done = fresh.eyas("run", str(fresh.settings), "--set", f"vocabulary.size={size}")
+        assert done.returncode == 2 and told in done.stderr
+        assert fresh.records("corpus") and not fresh.records("hidden_states")
 
 
 def test_a_smoke_run_only_warns_at_gates(fresh: Project) -> None:

@@ -17,7 +17,7 @@ from tasks.formats import REJECTS
 from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.engine_endpoint import FORMAT, MODEL, Endpoint, Engine, serving
-from tests.projects import free_port
+from tests.servers import free_port
 from tests.tasks.endpoint_chunk import ROWS, TOKENS, Chunk
 
 
