@@ -25,4 +25,5 @@ class Clocks:
             self._asked.terminate()
             text, _ = self._asked.communicate()
         rows = [tuple(map(float, line.split(","))) for line in text.splitlines() if line.count(",") == 1]
-        self.megahertz, self.watts = (statistics.median(column) for column in zip(*rows, strict=True)) if rows else (0.0, 0.0)
+        self.megahertz = statistics.median(row[0] for row in rows) if rows else 0.0
+        self.watts = statistics.median(row[1] for row in rows) if rows else 0.0

@@ -111,12 +111,12 @@ def _stock(
         batch = {key: value.to(device) for key, value in data.load(pack).items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = model(**batch, ttt_steps=recipe.ttt_steps, ttt_step_loss_decay=recipe.ttt_decay, loss_config=loss_config)[1]
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        for one in optimizers:
+            one.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for one in (*optimizers, *schedulers):
-            one.step()
+        for each in (*optimizers, *schedulers):
+            each.step()
     return draft_config_values(config, torch.float32), model.state_dict(), steps
 
 

@@ -225,8 +225,7 @@ def main() -> None:
         if given.devices > 1:
             for packs in (1, 8):
                 name = f"ours on {given.devices}, {pack}, {large}, {packs} packs each"
-                measure = partial(on_devices, given, files("many")[0].states.parent, packs * given.devices)
-                rows[name] = large, f, measure
+                rows[name] = large, f, partial(on_devices, given, files("many")[0].states.parent, packs * given.devices)
         found_all: dict[str, dict[str, float]] = {}
         for name, (size, share, measure) in rows.items():
             if given.only not in name:

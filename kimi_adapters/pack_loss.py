@@ -45,13 +45,7 @@ class PackLoss(torch.nn.Module):
         if self.choices["forward"] == SUPERVISED_ROWS:
             # The parameters as they are now: sharded ones are whole only while this runs.
             weights = dict(self.model.named_parameters())
-            if batch["hidden_states"].is_cuda:
-                if not self.unchanged:
-                    self.copies = self.copies.renewed()
-                layers = GpuLayers(self.shape, weights, self.copies)
-                head: Head = ChunkedHead(layers, self.loss_config)
-            else:
-                head = PlainHead(layers := DraftLayers(self.shape, weights), self.loss_config)
+            layers, head = self._on_gpu(weights) if batch["hidden_states"].is_cuda else self._on_cpu(weights)
             return ttt_loss(layers, batch, recipe.ttt_steps, recipe.ttt_decay, head)
         with torch.autocast(batch["hidden_states"].device.type, dtype=torch.bfloat16):
             _, loss, metrics = self.model(
@@ -61,3 +55,13 @@ class PackLoss(torch.nn.Module):
                 loss_config=self.loss_config,
             )
         return loss, metrics
+
+    def _on_gpu(self, weights: Mapping[str, Tensor]) -> tuple[DraftLayers, Head]:
+        if not self.unchanged:
+            self.copies = self.copies.renewed()
+        layers = GpuLayers(self.shape, weights, self.copies)
+        return layers, ChunkedHead(layers, self.loss_config)
+
+    def _on_cpu(self, weights: Mapping[str, Tensor]) -> tuple[DraftLayers, Head]:
+        layers = DraftLayers(self.shape, weights)
+        return layers, PlainHead(layers, self.loss_config)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-_flex = torch.compile(flex_attention)
+_flex: Any = torch.compile(flex_attention)
 
 
 class Sight:
