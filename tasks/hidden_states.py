@@ -120,10 +120,8 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
     ]
 
     stats = [StateStats(offsets) for _, offsets in tokens]
-
-    beside = ThreadPoolExecutor(
-        1, "statistics"
-    )  # beside the hashing and writing: one thread for both was the whole pass's bound
+    # Beside the hashing and writing: one thread for all of it was the bound of a pass with few layers.
+    beside = ThreadPoolExecutor(1, "statistics")
 
     def sink(shard: int, name: str, chunk: torch.Tensor) -> None:
         noted = beside.submit(stats[shard].add, name, chunk)
