@@ -18,7 +18,7 @@ from flows.train_draft import train_draft
 from running.settings_file import load_settings
 from running.walk import Walk
 from tasks.curves import curves_parquet
-from tasks.formats import ACCEPTANCE, CURVES, PLOT, REPORT
+from tasks.formats import ACCEPTANCE, CURVES, PLOT, REPORT, SAMPLES
 from tests.projects import Project
 
 _OUTPUTS = {
@@ -32,6 +32,7 @@ _OUTPUTS = {
     ("export", "compute"): {"export": "export"},
 }
 _FILES: dict[str, dict[str, bytes]] = {  # what the run's report reads
+    "loss_masks": {SAMPLES: b""},
     "acceptance": {PLOT: b"", ACCEPTANCE: b'{"cases": []}'},
     "curves": {CURVES: curves_parquet([dict.fromkeys(("step", "loss", "lr", "grad_norm", "tokens_per_s", "acc_0"), 1.0)])},
     "validation_report": {REPORT: b'{"slices": []}', **dict.fromkeys(PLOTS, b"")},

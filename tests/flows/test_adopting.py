@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.projects import Project, ran
 
-STAGE, SINK = "hidden_states", "        stats[shard].add(name, chunk)\n"
+STAGE, SINK = "hidden_states", "        noted = beside.submit(stats[shard].add, name, chunk)\n"
 
 
 def changed(project: Project, factor: str) -> None:
