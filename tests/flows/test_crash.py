@@ -97,6 +97,7 @@ def test_the_flow_is_killed_in_extraction_and_in_training(fresh: Project, finish
     assert log.exists() and not checkpoints(fresh), "checkpoints go when the node is recorded"
 
 
+@pytest.mark.serve  # two minutes; tests/running/test_lost_children.py kills children, and the test above a training
 def test_children_are_killed_in_extraction_and_in_training(fresh: Project, finished: Finished) -> None:
     slow_extraction(fresh)
     slow_training(fresh)

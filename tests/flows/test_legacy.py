@@ -37,7 +37,7 @@ def test_legacy_samples_join_and_stand_alone(project: Project) -> None:
     joined = ["--set", "data.legacy_states=[rows]"]
     plan = project.nodes("plan", *joined)
     assert {node["status"] for node in plan if node["stage"] == "legacy"} == {"run"}
-    alone = [*joined, "--set", "data.conversations=[]", "--set", "acceptance.prompts="]
+    alone = [*joined, "--set", "data.conversations=[]", "--set", "acceptance.prompts=", "--set", "training.epochs=1"]
     nodes = project.nodes("run", *alone)
     assert ran(nodes) == {"legacy", "validation", "vocabulary", "training", "acceptance", "export"}
     masks = [project.store / "blobs" / d[:2] / d for d in digests_of_masks(project)]
