@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,10 @@ class Project:
         run.wait()
         no_orphans(self)
 
-    def _lines(self) -> list[bytes]:
-        return [(Path("/proc") / str(child) / "cmdline").read_bytes() for child in self.children()]
+    def _lines(self) -> Iterator[bytes]:
+        for child in self.children():
+            with suppress(OSError):  # it has ended meanwhile
+                yield (Path("/proc") / str(child) / "cmdline").read_bytes()
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Change the project's code."""

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from kimi_adapters.tensor_file import TensorFile
@@ -32,6 +33,7 @@ def save_legacy(project: Project, folder: Path) -> int:
     return count
 
 
+@pytest.mark.serve  # minutes; tests/tasks/test_legacy.py shows the stage
 def test_legacy_samples_join_and_stand_alone(project: Project) -> None:
     count = save_legacy(project, project.folder / "rows")
     joined = ["--set", "data.legacy_states=[rows]"]
