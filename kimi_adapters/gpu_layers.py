@@ -18,16 +18,15 @@ from kimi_adapters.rows_attention import Sight, attend
 
 
 class Copies:
-    """Parameters in the dtype of the products, each cast once; those that are trained must not change meanwhile."""
+    """Parameters in the dtype of the products, each cast once; those that are trained must not change meanwhile.
+
+    `frozen` keeps the copies of those that are not, for the next one.
+    """
 
     def __init__(self, dtype: torch.dtype, frozen: dict[str, Tensor] | None = None):
         self.dtype = dtype
         self._frozen: dict[str, Tensor] = {} if frozen is None else frozen
         self._trained: dict[str, Tensor] = {}
-
-    def renewed(self) -> "Copies":
-        """Of changed parameters; those that are not trained are kept."""
-        return Copies(self.dtype, self._frozen)
 
     def of(self, name: str, parameter: Tensor) -> Tensor:
         """The copy of a parameter."""

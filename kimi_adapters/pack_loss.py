@@ -26,7 +26,8 @@ class PackLoss(torch.nn.Module):
         super().__init__()
         self.model, self.recipe, self.choices = model, recipe, choices
         self.shape = draft_shape(model)
-        self.copies, self.unchanged = Copies(torch.bfloat16), False
+        self.frozen: dict[str, Tensor] = {}  # copies of what is never trained
+        self.copies: Copies | None = None  # of all weights, while they stand still
         self.loss_config: LossConfig = resolve_loss_config(recipe.loss, choices["loss"])
 
     @contextmanager
@@ -35,9 +36,11 @@ class PackLoss(torch.nn.Module):
 
         Sharded ones are another tensor a pack.
         """
-        self.copies, self.unchanged = self.copies.renewed(), not isinstance(self, FSDPModule)
-        yield
-        self.copies, self.unchanged = self.copies.renewed(), False
+        self.copies = None if isinstance(self, FSDPModule) else Copies(torch.bfloat16, self.frozen)
+        try:
+            yield
+        finally:
+            self.copies = None
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Batch as `PackedShards.load` gives it; loss float32, a number; the sums are those of speculators' metrics."""
@@ -57,9 +60,7 @@ class PackLoss(torch.nn.Module):
         return loss, metrics
 
     def _on_gpu(self, weights: Mapping[str, Tensor]) -> tuple[DraftLayers, Head]:
-        if not self.unchanged:
-            self.copies = self.copies.renewed()
-        layers = GpuLayers(self.shape, weights, self.copies)
+        layers = GpuLayers(self.shape, weights, self.copies or Copies(torch.bfloat16, self.frozen))
         return layers, ChunkedHead(layers, self.loss_config)
 
     def _on_cpu(self, weights: Mapping[str, Tensor]) -> tuple[DraftLayers, Head]:

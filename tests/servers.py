@@ -19,6 +19,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def answers(url: str, pause: float) -> bool:
+    """Whether a server that is starting answers within 600 tries."""
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+            return True
+        except OSError:
+            time.sleep(pause)
+    return False
+
+
 @contextmanager
 def prefect_server(home: Path) -> Iterator[str]:
     """A Prefect server of one's own in ``home``; yields the address of its API."""
@@ -45,13 +56,7 @@ def prefect_server(home: Path) -> Iterator[str]:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     url = f"http://127.0.0.1:{port}/api"
     try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.2)
-        else:
+        if not answers(f"{url}/health", 0.2):
             raise RuntimeError((home / "server.log").read_text())
         yield url
     finally:

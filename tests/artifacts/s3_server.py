@@ -3,12 +3,10 @@
 import os
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.servers import free_port
+from tests.servers import answers, free_port
 
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -24,12 +22,8 @@ def s3_server() -> Iterator[dict[str, str]]:
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(command, env={**os.environ, **KEYS}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{url}/moto-api/", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+        if not answers(f"{url}/moto-api/", 0.1):
+            raise RuntimeError(f"moto's server does not answer at {url}")
         yield {**KEYS, "AWS_ENDPOINT_URL": url}
     finally:
         server.kill()
