@@ -2,8 +2,6 @@
 
 import compileall
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,9 +72,9 @@ def finished(finished_folder: Path, prefect_api: str) -> tuple[Project, list[dic
 def project(
     tmp_path: Path, checkout: Path, finished: tuple[Project, list[dict[str, Any]]], cut_verifier: Path, prefect_api: str
 ) -> Project:
-    """A project of one's own whose store holds what the finished one's holds (hard links: unlink, do not overwrite)."""
+    """A project of one's own whose store holds what the finished one's holds."""
     mine = make_project(tmp_path / "project", checkout, cut_verifier, prefect_api)
-    shutil.copytree(finished[0].store, mine.store, copy_function=os.link)
+    mine.take_store_of(finished[0])
     return mine
 
 

@@ -1,7 +1,6 @@
 """A second machine with an empty disk goes on from the mirror, and runs only what is missing."""
 
 import json
-import os
 import shutil
 import uuid
 from dataclasses import replace
@@ -42,7 +41,7 @@ def pushed(machine: Any, finished: Finished) -> str:
     """A mirror that machine one has filled by ``eyas push``, with what it had made before the mirror was set."""
     uri = f"s3://bucket/{uuid.uuid4().hex}"
     one = machine(uri)
-    shutil.copytree(finished[0].store, one.store, copy_function=os.link)
+    one.take_store_of(finished[0])
     done = one.eyas("push", str(one.settings))
     assert done.returncode == 0, done.stderr
     assert f"{len(finished[1])} nodes given, 0 not" in done.stderr
@@ -115,7 +114,7 @@ def test_damaged_objects_are_said_and_their_producers_run(machine: Any, pushed: 
 def test_an_unreachable_mirror_is_one_warning_and_the_next_run_makes_up_for_it(machine: Any, finished: Finished) -> None:
     three = machine("s3://bucket/anywhere")
     endpoint = three.environment["AWS_ENDPOINT_URL"]
-    shutil.copytree(finished[0].store, three.store, copy_function=os.link)
+    three.take_store_of(finished[0])
     shutil.rmtree(three.blob_of("export", "export"))
     three.environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{free_port()}"
     done = three.eyas("run", str(three.settings), "--json")
