@@ -98,7 +98,7 @@ def test_a_flow_draws_its_states_from_the_engine(served: Served, tmp_path: Path,
         "corpus": {"max_length": 256, "shard_tokens": 1024, "held_out": 0.2},
         "hidden_states": {"source": "engine", "engine_version": VERSION, "layer_ids": LAYERS},
         "endpoint": {"url": served.url, "model": served.verifier.name, "states_folder": str(served.folder)},
-        "vocabulary": {"size": 16},
+        "vocabulary": {"size": 32},
         "gates": {"min_coverage": 1.0, "max_quarantined": 1.0},
         "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
     }
