@@ -92,23 +92,25 @@ def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path
 def test_a_flow_draws_its_states_from_the_engine(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A gate stops the run once they are there: what follows reads the same artifacts as ever. A second run asks nobody."""
     write_corpus(tmp_path / "rows.jsonl", [f"number {n}" for n in range(16)])
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write(json.dumps({"id": "loop", "prompt": "Go on.", "response": "and on " * 60}) + "\n")
     settings = {
         "verifier": {"directory": str(served.verifier)},
         "data": {"conversations": [str(tmp_path / "rows.jsonl")]},
         "corpus": {"max_length": 256, "shard_tokens": 1024, "held_out": 0.2},
         "hidden_states": {"source": "engine", "engine_version": VERSION, "layer_ids": LAYERS},
         "endpoint": {"url": served.url, "model": served.verifier.name, "states_folder": str(served.folder)},
-        "vocabulary": {"size": 32},
-        "gates": {"min_coverage": 1.0, "max_quarantined": 1.0},
+        "vocabulary": {"size": 512},
+        "gates": {"min_coverage": 0.1, "max_quarantined": 0.0},
         "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
     }
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
     assert main(["run", str(tmp_path / "settings.yaml"), "--json"]) == 2
-    assert "gates.min_coverage = 1.0" in capsys.readouterr().err
+    assert "gates.max_quarantined = 0.0" in capsys.readouterr().err
     made = {path.name for path in (tmp_path / "store" / "records").iterdir()}
     assert {"layer_reference", "engine_states", "validation"} <= made and "hidden_states" not in made
     asked = requests_served(served)
-    lowered = ["--set", "gates.min_coverage=0.1", "--set", "endpoint.concurrency=3"]
+    lowered = ["--set", "gates.max_quarantined=0.1", "--set", "endpoint.concurrency=3"]
     assert main(["plan", str(tmp_path / "settings.yaml"), "--json", *lowered]) == 0
     status = {node["stage"]: node["status"] for node in json.loads(capsys.readouterr().out)}
     assert {status["layer_reference"], status["engine_states"], status["vocabulary"]} == {"hit"} and status["training"] == "run"
