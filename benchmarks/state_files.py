@@ -1,15 +1,13 @@
-"""States on the disk as a stage leaves them: hashed while written, synced, out of the page cache."""
+"""States on the disk as extraction leaves them: hashed while written, their statistics taken, synced, out of the page cache."""
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 from artifacts.writer import HashedFile
 from kimi_adapters.lanes import ShardTokens
-from kimi_adapters.tensor_file import TensorWriter
+from tasks.state_sink import StateSink
 
 SYNC_BYTES = 512 << 20
 
@@ -48,20 +46,13 @@ class Files:
     def __init__(self, folder: Path, number: int, shards: Sequence[ShardTokens], names: Sequence[str], hidden: int):
         self._paths = [folder / f"states-{number}-{i}.safetensors" for i in range(len(shards))]
         self._files = [SyncedFile(path) for path in self._paths]
-        sizes = [len(one.input_ids) for one in shards]
-        self._writers = [
-            TensorWriter(file, [(name, "BF16", (size, hidden)) for name in names])
-            for file, size in zip(self._files, sizes, strict=True)
-        ]
+        offsets = [one.offsets.numpy() for one in shards]
+        self.sink = StateSink(self._files, offsets, names, hidden, "bfloat16")  # what stream_states calls
         self.digests: list[str] = []
-
-    def sink(self, number: int, name: str, chunk: torch.Tensor) -> None:
-        """What stream_states calls."""
-        self._writers[number].write(name, chunk.view(torch.uint8).numpy())
 
     def close(self) -> None:
         """Syncs."""
-        for writer, file, path in zip(self._writers, self._files, self._paths, strict=True):
-            writer.close()
+        self.sink.close()
+        for file, path in zip(self._files, self._paths, strict=True):
             self.digests.append(file.close())
             path.unlink()

@@ -98,35 +98,20 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
     those spent on ``waiting`` for weights, the ``bytes`` of weights that were read and the seconds of ``reading``.
     """
     import time
-    from concurrent.futures import ThreadPoolExecutor
 
     import torch
 
     from kimi_adapters.layer_stream import ShardTokens, stream_states
     from kimi_adapters.reading import Reading
-    from kimi_adapters.tensor_file import TensorWriter
-    from tasks.state_stats import StateStats
+    from tasks.state_sink import StateSink
 
     chosen = jobs[0].settings
     names = [*(f"layer.{k}" for k in chosen["layer_ids"]), "last"]
-    stored = {"bfloat16": "BF16", "float32": "F32"}[chosen["state_dtype"]]
-    hidden = checkpoint.config.hidden_size
     tokens = [read_tokens(job.input("ids")) for job in jobs]
     artifacts = [job.writer("hidden_states") for job in jobs]
     files = [artifact.open(STATES) for artifact in artifacts]
-    writers = [
-        TensorWriter(file, [(name, stored, (len(ids), hidden)) for name in names])
-        for file, (ids, _) in zip(files, tokens, strict=True)
-    ]
-
-    stats = [StateStats(offsets) for _, offsets in tokens]
-    # Beside the hashing and writing: one thread for all of it was the bound of a pass with few layers.
-    beside = ThreadPoolExecutor(1, "statistics")
-
-    def sink(shard: int, name: str, chunk: torch.Tensor) -> None:
-        noted = beside.submit(stats[shard].add, name, chunk)
-        writers[shard].write(name, chunk.contiguous().view(torch.uint8).numpy())
-        noted.result()
+    offsets = [bounds for _, bounds in tokens]
+    sink = StateSink(files, offsets, names, checkpoint.config.hidden_size, chosen["state_dtype"])
 
     def progress(done: int, total: int) -> None:
         for job in jobs:
@@ -135,7 +120,7 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
     reading = Reading(jobs[0].pace, transport.read_clock)
     began, waited = time.monotonic(), transport.waited()
     stream_states(
-        [ShardTokens(torch.from_numpy(ids.copy()), torch.from_numpy(offsets.copy())) for ids, offsets in tokens],
+        [ShardTokens(torch.from_numpy(ids.copy()), torch.from_numpy(bounds.copy())) for ids, bounds in tokens],
         checkpoint,
         chosen["layer_ids"],
         sink,
@@ -157,19 +142,18 @@ def _one_pass(jobs: Sequence[Job], checkpoint: Any, dtype: Any, resident: Any, t
     }
 
     def finish() -> None:
-        beside.shutdown()
-        for number, job in enumerate(jobs):
-            _finish(job, artifacts[number], writers[number], stats[number], tokens[number][1], hidden, measured)
+        sink.close()
+        for job, artifact, stats, bounds in zip(jobs, artifacts, sink.stats, offsets, strict=True):
+            _finish(job, artifact, stats, bounds, measured, checkpoint.config.hidden_size)
 
     transport.then(finish)
 
 
-def _finish(job: Job, artifact: Any, writer: Any, stats: Any, offsets: Any, hidden: int, measured: dict[str, float]) -> None:
+def _finish(job: Job, artifact: Any, stats: Any, offsets: Any, measured: dict[str, float], hidden: int) -> None:
     """Seals the states of a shard and their statistics, and hands them over."""
     from tasks.arrays import write_arrays
 
     chosen, total = job.settings, int(offsets[-1])
-    writer.close()
     states = artifact.seal(tokens=total, hidden_size=hidden, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"])
     aside = job.writer("state_stats")
     with aside.open(STATS) as file:

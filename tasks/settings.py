@@ -224,6 +224,10 @@ class Settings(Section):
                 f"running.training_devices is {self.running.training_devices}, and a step has {recipe.packs_per_step} packs to "
                 "share out: raise training.packs_per_step or lower training_devices"
             )
+        if self.running.training_sharding == "fsdp" and self.running.training_devices == 1:
+            raise ValueError(
+                "running.training_sharding: fsdp shares a draft among devices, and running.training_devices is 1: raise it"
+            )
         if self.acceptance.k > recipe.ttt_steps:
             raise ValueError(
                 f"acceptance.k is {self.acceptance.k}, and training.ttt_steps trains chains of {recipe.ttt_steps}: raise "

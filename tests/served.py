@@ -20,6 +20,9 @@ import yaml
 from tests.projects import ROOT, Project, make_project, wait_for
 
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+WHY = "no room for the export: make some"  # what a broken export says
+_EXPORT, _LINE = "tasks/export.py", "    engine, dtype, name = (job.settings[key]"
+_BROKEN, _MENDED = f'    raise UserError("{WHY}")\n', "    assert job.settings\n"
 
 
 @dataclass
@@ -82,6 +85,10 @@ class Served:
         body = {"task_runs": {"flow_run_id": {"any_": [run]}}, "sort": "END_TIME_DESC"}
         return [(task["name"], task["state"]["name"]) for task in self.ask("task_runs/filter", body)]
 
+    def made(self) -> dict[str, int]:
+        """How many nodes of each stage have been made."""
+        return {stage.name: len(self.project.records(stage.name)) for stage in (self.project.store / "records").iterdir()}
+
     def wait_for_state(self, run: str, *types: str, seconds: float = 900) -> dict[str, Any]:
         """A run's state as soon as its type is one of those."""
         return dict(wait_for(lambda: (s := self.state(run))["type"] in types and s, seconds, self.process))
@@ -95,6 +102,16 @@ class Served:
             return found and found[0]
 
         return dict(wait_for(newest, 600, self.process))
+
+
+def break_export(project: Project) -> None:
+    """Export fails from now on."""
+    project.edit(_EXPORT, _LINE, _BROKEN + _LINE)
+
+
+def mend_export(project: Project) -> None:
+    """Export works again, by other code than at first."""
+    project.edit(_EXPORT, _BROKEN, _MENDED)
 
 
 def write_deployments(project: Project, settings_of: Callable[[str], dict[str, Any]]) -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 from tests.projects import Project, ran
 
-STAGE, SINK = "hidden_states", "        noted = beside.submit(stats[shard].add, name, chunk)\n"
+STAGE, SINK = "hidden_states", "        noted = self._beside.submit(self.stats[shard].add, name, chunk)\n"
 
 
 def changed(project: Project, factor: str) -> None:
     """Extraction that multiplies what it stores: its key is another one, whatever its bytes are."""
-    project.edit("tasks/hidden_states.py", SINK, f"        chunk = chunk * {factor}\n{SINK}")
+    project.edit("tasks/state_sink.py", SINK, f"        chunk = chunk * {factor}\n{SINK}")
 
 
 def lineages(project: Project) -> list[dict[str, Any]]:

@@ -12,11 +12,9 @@ import pytest
 
 from tests.chromium import Page, chromium
 from tests.projects import wait_for
-from tests.served import Served, serving
+from tests.served import WHY, Served, break_export, mend_export, serving
 
 pytestmark = pytest.mark.browser
-EXPORT, LINE = "tasks/export.py", "    engine, dtype, name = (job.settings[key]"
-BROKEN, MENDED = '    raise UserError("no room for the export: make some")\n', "    assert job.settings\n"
 SMALL: dict[str, Any] = {"data": {"conversations": ["a.jsonl"]}, "training": {"epochs": 2, "pack_tokens": 512}}
 BADGE = "document.querySelector('.state-badge')?.innerText.trim()"
 
@@ -71,11 +69,6 @@ def submit(page: Page, served: Served) -> str:
     return str(run)
 
 
-def records(served: Served) -> dict[str, int]:
-    """How many nodes of each stage have been made."""
-    return {stage.name: len(served.project.records(stage.name)) for stage in (served.project.store / "records").iterdir()}
-
-
 def watch(page: Page, served: Served, run: str, state: str) -> None:
     """Look at the deployment's runs until the newest one is in a state, then at that run.
 
@@ -119,7 +112,7 @@ def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, p
 
 def test_a_run_that_failed_is_mended_and_retried(served: Served, page: Page, shots: Path) -> None:
     """The run before once more, with export broken; then mended, by which it is another code and runs."""
-    served.project.edit(EXPORT, LINE, BROKEN + LINE)
+    break_export(served.project)
     (before,) = served.ask("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}})
     page.open(f"{served.address}/runs/flow-run/{before['id']}")
     page.click("document.querySelector('.p-icon-button-menu button')")
@@ -127,15 +120,15 @@ def test_a_run_that_failed_is_mended_and_retried(served: Served, page: Page, sho
     page.wait(f"{field('Training', 'Epochs')}?.value === '1'")
     run = submit(page, served)
     watch(page, served, run, "Failed")
-    page.sees("no room for the export: make some")
+    page.sees(WHY)
     page.shoot(shots / "7_failed.png")
-    made = records(served)
-    served.project.edit(EXPORT, BROKEN, MENDED)
+    made = served.made()
+    mend_export(served.project)
     page.click_text("Retry")
     page.click("[...document.querySelectorAll('.p-modal button')].find(e => e.innerText.trim() === 'Retry')")
     watch(page, served, run, "Completed")
     page.shoot(shots / "8_retried.png")
-    assert records(served) == {**made, "export": made["export"] + 1}
+    assert served.made() == {**made, "export": made["export"] + 1}
     tasks = served.ask("task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run]}}, "sort": "END_TIME_DESC"})
     export = [task["state"]["name"] for task in tasks if task["name"].startswith("export")]
     assert sorted(export) == ["Completed", "Failed"] and {task["state"]["name"] for task in tasks} == {"Cached", *export}

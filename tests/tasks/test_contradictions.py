@@ -24,6 +24,7 @@ from tasks.settings import Settings, TrainingSettings
         ({"training": {"max_position_embeddings": 1024}, "corpus": {"max_length": 2048}}, "training.max_position_embeddings"),
         ({"corpus": {"held_out": 0}, "training": {"patience": 2}}, "corpus.held_out"),
         ({"running": {"training_devices": 4}, "training": {"packs_per_step": 2}}, "running.training_devices"),
+        ({"running": {"training_sharding": "fsdp"}}, "running.training_sharding"),
         ({"vocabulary": {"mapping": "maps"}, "training": {"parent": "champion"}}, "vocabulary.mapping"),
         ({"corpus": {"held_out": 0}, "training": {"replay_every_steps": 10}}, "corpus.held_out"),
     ],
