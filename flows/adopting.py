@@ -50,7 +50,7 @@ class Adoption:
         executor = PlanExecutor(walk)
         made = train_draft(settings, executor, host.memo, host.forgotten.of)
         groups = self._groups(host, executor.decisions)
-        pool = DevicePool(host.state, settings.running.devices, settings.running.cpu_slots, settings.running.share_devices)
+        pool = DevicePool(host.state, settings.devices, settings.running.cpu_slots, settings.running.share_devices)
         with host.store.in_use(), host.store.workspace() as workspace, walk.giving():
             execution = Execution(walk, host.state, run_folder, pool, workspace)
             try:

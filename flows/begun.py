@@ -59,8 +59,7 @@ def begin(settings: Settings) -> Begun:
     host.store.sweep()
     folder = new_run_folder(host.state)
     snapshot = take_snapshot(folder)
-    devices = settings.running.devices if settings.window.devices is None else settings.window.devices
-    pool = DevicePool(host.state, devices, settings.running.cpu_slots, settings.running.share_devices)
+    pool = DevicePool(host.state, settings.devices, settings.running.cpu_slots, settings.running.share_devices)
     training.check(settings, on_gpu=bool(pool.gpus))
     pool.check_count("running.training_devices", settings.running.training_devices)
     check_loggers([*settings.running.loggers])

@@ -135,7 +135,7 @@ def extract(settings: Settings, run: Executor, shards: list[Shard], target: Veri
         layer_ids, size = hidden_states.layer_ids(settings, target), hidden_states.token_bytes(settings, target)
         proof = run.run(layer_reference.node(settings, target))
         return run.map(engine_states.nodes(settings, shards, target, proof, layer_ids, size))
-    there = cache(lambda: memory(settings.running.devices, settings.running.cpu_slots))
+    there = cache(lambda: memory(settings.devices, settings.running.cpu_slots))
     made = run.map(passes.sized(settings, hidden_states.nodes(settings, shards, target), run.walk.pass_tokens, there))
     passes.check(settings, made, there)
     return made

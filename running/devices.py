@@ -61,19 +61,20 @@ def together(devices: Sequence[Device]) -> Device:
     return replace(devices[0], name=f"{kind}:{numbers}", count=len(devices))
 
 
-def _nvidia_smi(query: str) -> list[list[str]]:
+def _nvidia_smi(query: str) -> list[list[str]] | None:
+    """The rows of its answer; None where it gives none."""
     try:
         out = subprocess.run(
             ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
+        return None
     return [[cell.strip() for cell in line.split(",")] for line in out.splitlines() if line.strip()]
 
 
 def gpus() -> dict[int, tuple[str, str]]:
     """Index -> UUID, and model with driver, of the GPUs that this host has."""
-    rows = _nvidia_smi("--query-gpu=index,uuid,driver_version,name")
+    rows = _nvidia_smi("--query-gpu=index,uuid,driver_version,name") or []
     return {int(row[0]): (row[1], f"{row[3]}, driver {row[2]}") for row in rows if row[0].isdigit()}
 
 
@@ -94,7 +95,7 @@ def memory(indices: list[int] | None, slots: int | None) -> Memory | None:
     chosen = [] if indices == [] else [index for index in gpus() if indices is None or index in indices]
     if not chosen:
         return Memory(total_bytes(), slots or len(os.sched_getaffinity(0)), None)
-    rows = {row[0]: row for row in _nvidia_smi("--query-gpu=index,memory.total,compute_cap")}
+    rows = {row[0]: row for row in _nvidia_smi("--query-gpu=index,memory.total,compute_cap") or []}
     try:
         sizes = [int(rows[str(index)][1].removesuffix(" MiB")) << 20 for index in chosen]
         return Memory(min(sizes), len(chosen), min(float(rows[str(index)][2]) for index in chosen))
@@ -112,13 +113,16 @@ class DevicePool:
 
     def __init__(self, state: Path, indices: list[int] | None, slots: int | None, share: bool) -> None:
         self._folder, self._share = state / "devices", share
+        self._told_busy = False
         self._losses: dict[str, int] = {}
         self.aside: dict[str, str] = {}
         found = {} if indices == [] else gpus()
         self._uuids = {index: uuid for index, (uuid, _) in found.items()}
         unknown = sorted(set(indices or []) - set(found))
         if unknown:
-            raise UserError(f"running.devices names GPU {unknown[0]}, and this host has {sorted(found)}: correct it")
+            raise UserError(
+                f"running.devices or window.devices names GPU {unknown[0]}, and this host has {sorted(found)}: correct it"
+            )
         cores = len(os.sched_getaffinity(0))
         count = slots or cores
         threads = max(1, cores // count)
@@ -145,11 +149,22 @@ class DevicePool:
             log.warning("%s: a second child died on it, and this run uses it no more: %s", device.name, why)
 
     def _busy(self) -> set[str]:
-        """GPUs that a process of somebody else uses (ours hold a lease, which is tried before)."""
+        """GPUs that a process of somebody else uses (ours hold a lease, which is tried before); all, while nobody can tell."""
         if self._share or not self.gpus:
             return set()
-        used = {row[0] for row in _nvidia_smi("--query-compute-apps=gpu_uuid,pid")}
+        rows = _nvidia_smi("--query-compute-apps=gpu_uuid,pid")
+        if rows is None:
+            self._tell_unknown()
+            return {device.name for device in self.gpus}
+        used = {row[0] for row in rows}
         return {f"cuda:{index}" for index, uuid in self._uuids.items() if uuid in used}
+
+    def _tell_unknown(self) -> None:
+        if not self._told_busy:
+            log.warning(
+                "nvidia-smi does not say which GPUs are in use: none is leased until it does; or set running.share_devices"
+            )
+        self._told_busy = True
 
     def _try(self, device: Device) -> int | None:
         self._folder.mkdir(parents=True, exist_ok=True)

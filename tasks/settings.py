@@ -216,6 +216,11 @@ class Settings(Section):
     budget: BudgetSettings = BudgetSettings()
     window: WindowSettings = WindowSettings()
 
+    @property
+    def devices(self) -> list[int] | None:
+        """The GPUs that may be leased: those of the window, else of the run; None: all of the host."""
+        return self.running.devices if self.window.devices is None else self.window.devices
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         recipe = self.training

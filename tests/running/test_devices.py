@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from flows.begun import begin
 from running.devices import DevicePool
+from tasks.settings import Settings
 
 SMI = """#!/bin/sh
 case "$1" in
 --query-gpu=*) printf '0, GPU-aa, 570.1, NVIDIA H200\\n1, GPU-bb, 570.1, NVIDIA H200\\n' ;;
---query-compute-apps=*) cat "$(dirname "$0")/used" ;;
+--query-compute-apps=*) cat "$(dirname "$0")/used" ;;  # fails where there is no such file
 esac
 """
 
@@ -43,3 +45,22 @@ def test_a_gpu_that_another_process_uses_is_not_leased(used: Path, tmp_path: Pat
 def test_it_is_leased_where_sharing_is_wanted(used: Path, tmp_path: Path) -> None:
     pool = DevicePool(tmp_path / "state", [1], None, share=True)
     assert leased(pool) == "cuda:1" and leased(pool) is None
+
+
+def test_none_is_leased_while_nobody_says_which_are_used(used: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pool = DevicePool(tmp_path / "state", None, None, share=False)
+    used.unlink()
+    with caplog.at_level("WARNING", "eyas"):
+        assert leased(pool) is None and leased(pool) is None
+    assert [record.message for record in caplog.records] == [
+        "nvidia-smi does not say which GPUs are in use: none is leased until it does; or set running.share_devices"
+    ]
+    used.write_text("")
+    assert leased(pool) == "cuda:0"
+
+
+@pytest.mark.parametrize(("window", "offered"), [({"devices": [1]}, ["cuda:1"]), ({}, ["cuda:0"])])
+def test_a_window_names_its_own(used: Path, tmp_path: Path, window: dict[str, list[int]], offered: list[str]) -> None:
+    store = {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")}
+    settings = Settings.model_validate({"store": store, "window": window, "running": {"devices": [0]}})
+    assert [device.name for device in begin(settings).pool.gpus] == offered
