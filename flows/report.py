@@ -13,6 +13,7 @@ from flows.report_costs import costs
 from flows.report_data import data_sections, facts_ref, validation_plots
 from flows.report_engine import engine_section
 from flows.report_html import page
+from flows.report_lineage import lineage
 from flows.report_prompts import seen_prompts
 from flows.report_training import draw_curves, training_section
 from flows.report_verdict import RULE, verdict
@@ -37,7 +38,7 @@ def write_report(settings: Settings, host: Host, steps: list[Step], made: DraftR
     plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]
     sections = [*judgement(settings, host, made), *engine_section(made), *seen_prompts(settings, store, made)]
     sections += [training_section(made, curves, run_folder / METRICS)]
-    sections += [data_sections(settings, store, made), costs(store, steps), lineage(store, made)]
+    sections += [data_sections(settings, store, made), costs(store, steps), lineage(store, steps, made)]
     title = f"Draft {settings.name} for {made.verifier.name}"
     text = f"# {title}\n\n" + "\n\n".join(sections) + "\n"
     (folder / "report.md").write_text(text)
@@ -92,20 +93,3 @@ def _row(draft: str, facts: dict[str, Any], prefix: str = "") -> list[str]:
     lossless = f"{facts['lossless']} of {facts['prompts']}" if "lossless" in facts and not prefix else ""
     length = f"**{facts[prefix + 'length']:.2f}**"
     return [facts["method"], draft, length, interval, positions, f"{facts['prompts']:,}", lossless]
-
-
-def lineage(store: Store, made: DraftRun) -> str:
-    """Digests of what the draft was made from."""
-    outputs = {
-        "vocabulary": facts_ref(made.vocabulary, "vocabulary"),
-        "draft": facts_ref(made.training, "draft"),
-        **{f"checkpoint for {one.node.name}": facts_ref(one, "export") for one in made.exports},
-    }
-    rows = [[name, f"`{ref.digest}`", ", ".join(_plain(ref.facts))] for name, ref in outputs.items()]
-    places = [f"`{store.folder(facts_ref(one, 'export').digest)}` ({one.node.name})" for one in made.exports]
-    where = f"The checkpoint lies in {' and '.join(places)}."
-    return f"## Artifacts\n\n{markdown_table(['artifact', 'digest', 'facts'], rows)}\n\n{where}"
-
-
-def _plain(facts: dict[str, Any]) -> list[str]:
-    return [f"{name} {value}" for name, value in facts.items() if not name.endswith("_by_slice")]

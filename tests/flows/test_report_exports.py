@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from artifacts.stage import Made, Node, Stage
+from artifacts.records import Record, Records
+from artifacts.stage import Input, Made, Node, Stage
 from artifacts.store import Store
 from artifacts.writer import ArtifactWriter
-from flows.report import lineage
 from flows.report_compared import compared_section
+from flows.report_lineage import lineage
 from flows.train_draft import DraftRun
+from running.walk import Step
 from tasks.formats import ACCEPTANCE
+from tasks.handles import Verifier
 
 FACTS: dict[str, Any] = {"method": "replay", "length": 2.0, "low": 1.5, "high": 2.5, "per_position": [0.6, 0.4], "prompts": 8}
 
@@ -20,8 +23,11 @@ FACTS: dict[str, Any] = {"method": "replay", "length": 2.0, "low": 1.5, "high": 
 class Run:
     """What these sections read of a run."""
 
+    verifier: Verifier
     vocabulary: Made
     training: Made
+    corpora: list[Made] = field(default_factory=list)
+    legacy: list[Made] = field(default_factory=list)
     judged: list[Made] = field(default_factory=list)
     compared: list[Made] = field(default_factory=list)
     exports: list[Made] = field(default_factory=list)
@@ -47,7 +53,8 @@ def run(tmp_path: Path) -> tuple[Store, DraftRun]:
     def one(kind: str, name: str, content: bytes, **facts: Any) -> Made:
         return made(store, workspace, kind, name, content, **facts)
 
-    found = Run(one("vocabulary", "", b"v"), one("draft", "", b"d"))
+    verifier = Verifier("org/verifier", {}, "", Input("5e1f"), None)
+    found = Run(verifier, one("vocabulary", "", b"v"), one("draft", "", b"d"))
     found.judged = [one("acceptance", "replay", cases(5), **FACTS)]
     found.compared = [one("acceptance", "theirs", cases(0), **{**FACTS, "length": 1.5, "low": 1.2, "high": 1.9})]
     found.exports = [one("export", engine, engine.encode(), engine=engine) for engine in ("vllm", "sglang")]
@@ -67,9 +74,39 @@ def test_a_published_draft_stands_beside_ours_with_the_paired_difference(tmp_pat
 
 def test_each_checkpoint_is_named_with_its_place(tmp_path: Path) -> None:
     store, ran = run(tmp_path)
-    text = lineage(store, ran)
+    text = lineage(store, [], ran)
     digests = [one.outputs["export"].digest for one in ran.exports if one.outputs]
     assert "| checkpoint for vllm |" in text and "| checkpoint for sglang |" in text
     assert text.endswith(
         f"The checkpoint lies in `{store.folder(digests[0])}` (vllm) and `{store.folder(digests[1])}` (sglang)."
     )
+
+
+def test_lineage_names_what_a_draft_was_made_of(tmp_path: Path) -> None:
+    """Sources by their digests, the parent, who trained, and what was adopted on which proof."""
+    store, ran = run(tmp_path)
+    corpus, legacy = Stage("corpus", "tasks.corpus", ()), Stage("legacy", "tasks.legacy", ())
+    ran.corpora.append(
+        Made(Node(corpus, "traffic", {"source": "traffic"}, {"source": Input("7aff", path="traffic.jsonl")}), None)
+    )
+    for number in range(2):
+        given = {"sample.0": Input(f"{number}")}
+        ran.legacy.append(Made(Node(legacy, f"old, part {number}", {"source": "old"}, given), None))
+    ran.training.node.inputs["parent"] = Input("9a9a", path="champion")
+    adopted = {"by": "states within a tolerance", "proof": ["k1", "k2"], "finished": "2026-11-30", "because": "torch 2.15"}
+    trained = {"git_commit": "abc123", "python": "3.11", "device": "cuda:0", "gpu": "NVIDIA H200", "finished": "2026-12-01"}
+    steps = []
+    for key, stage, known in (("a", "training", trained), ("b", "hidden_states", {"adopted": adopted})):
+        parts = {"library torch": "2.14.1", "setting training.lr": "0.001"}
+        Records(store.root).put(Record(key=key * 64, stage=stage, node="", parts=parts, outputs={}, lineage=known))
+        steps.append(Step(stage, "", "hit", key=key * 64))
+    text = lineage(store, steps, ran)
+    for row in (
+        "| verifier | org/verifier | `5e1f` |",
+        "| conversations | traffic | `7aff` |",
+        "| conversations | old | 2 parts |",
+        "| parent | champion | `9a9a` |",
+        "Trained on 2026-12-01 on NVIDIA H200 with git commit abc123, Python 3.11, torch 2.14.1.",
+        "Adopted on 2026-11-30: 1 nodes of hidden states, by states within a tolerance of 2 made again (because torch 2.15).",
+    ):
+        assert row in text, text

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.projects import Project
+from tests.projects import Project, wait_for
 from tests.served import WHY, Served, break_export, mend_export, serving
 
 
@@ -26,8 +26,8 @@ def test_a_run_from_a_deployment_hits_and_reports(served: Served, finished: tupl
     run = served.start("train-draft")
     told = served.wait_for_state(run, "COMPLETED", "FAILED", "CRASHED")
     assert told["type"] == "COMPLETED", told
-    tasks = served.tasks(run)
-    assert len(tasks) == len(finished[1]) and {state for _, state in tasks} == {"Cached"}
+    tasks = wait_for(lambda: (found := served.tasks(run)) and len(found) == len(finished[1]) and found, 60)
+    assert {state for _, state in tasks} == {"Cached"}
     (report,) = served.ask(
         "artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}, "key": {"any_": ["draft-report"]}}}
     )

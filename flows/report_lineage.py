@@ -1,0 +1,91 @@
+"""The report's section about lineage: what the draft was made of, by which code, and the digests of what came of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from artifacts.records import Record, Records
+from artifacts.stage import Input, Made, Pending
+from artifacts.store import Store
+from flows.report_data import facts_ref
+from flows.train_draft import DraftRun
+from running.walk import Step
+from tasks.markdown import markdown_table
+
+PARENT = "parent"  # the input of training that a warm start begins with
+
+
+def lineage(store: Store, steps: list[Step], made: DraftRun) -> str:
+    """What went in, what came out, and where the checkpoint lies."""
+    records = [record for step in steps if step.key and (record := Records(store.root).get(step.stage, step.key))]
+    places = [f"`{store.folder(facts_ref(one, 'export').digest)}` ({one.node.name})" for one in made.exports]
+    return "\n\n".join(
+        [
+            "## Lineage",
+            markdown_table(["made from", "", "digest"], [*_sources(made)]),
+            *_code(records),
+            *_adopted(records),
+            markdown_table(["artifact", "facts", "digest"], [*_artifacts(made)]),
+            f"The checkpoint lies in {' and '.join(places)}.",
+        ]
+    )
+
+
+def _sources(made: DraftRun) -> Iterator[list[str]]:
+    """The verifier, each source of conversations, and the draft that a warm start begins with."""
+    yield ["verifier", made.verifier.name, _digest(made.verifier.source)]
+    chunks: dict[str, list[str]] = {}
+    for one in [*made.corpora, *made.legacy]:
+        given = one.node.inputs.get("source")  # legacy samples are many inputs
+        chunks.setdefault(str(one.node.settings["source"]), []).append(_digest(given))
+    for name, digests in sorted(chunks.items()):
+        yield ["conversations", name, digests[0] if len(digests) == 1 else f"{len(digests):,} parts"]
+    if parent := made.training.node.inputs.get(PARENT):
+        yield [PARENT, getattr(parent, "path", None) or "a draft of this store", _digest(parent)]
+
+
+def _digest(given: Input | Pending | None) -> str:
+    return f"`{given.digest}`" if isinstance(given, Input) else ""
+
+
+def _code(records: list[Record]) -> list[str]:
+    """One sentence for each code and set of libraries that trained."""
+    return sorted({_by(record) for record in records if record.stage == "training"})
+
+
+def _by(record: Record) -> str:
+    known = record.lineage
+    libraries = [
+        f"{name.removeprefix('library ')} {version}" for name, version in record.parts.items() if name.startswith("library ")
+    ]
+    where, commit = known.get("gpu") or known.get("device", "an unknown device"), known.get("git_commit") or "unknown"
+    return (
+        f"Trained on {known.get('finished', 'an unknown day')} on {where} with git commit {commit}, Python "
+        f"{known.get('python', '?')}, {', '.join(libraries)}."
+    )
+
+
+def _adopted(records: list[Record]) -> list[str]:
+    """What was not made with the code as it is now, and what was shown for it."""
+    groups: dict[tuple[str, str, str], int] = {}
+    for record in records:
+        if shown := record.lineage.get("adopted"):
+            why = ", ".join(f"{name} {shown[name]}" for name in ("relative_error", "agreement", "because") if name in shown)
+            proof = f"{shown['by']} of {len(shown['proof'])} made again"
+            group = (record.stage.replace("_", " "), f"{proof}{f' ({why})' if why else ''}", shown["finished"])
+            groups[group] = groups.get(group, 0) + 1
+    return [f"Adopted on {when}: {count:,} nodes of {stage}, by {how}." for (stage, how, when), count in sorted(groups.items())]
+
+
+def _artifacts(made: DraftRun) -> Iterator[list[str]]:
+    outputs: dict[str, tuple[Made, str]] = {
+        "vocabulary": (made.vocabulary, "vocabulary"),
+        "draft": (made.training, "draft"),
+        **{f"checkpoint for {one.node.name}": (one, "export") for one in made.exports},
+    }
+    for name, (one, output) in outputs.items():
+        ref = facts_ref(one, output)
+        yield [name, ", ".join(_plain(ref.facts)), f"`{ref.digest}`"]
+
+
+def _plain(facts: dict[str, Any]) -> list[str]:
+    return [f"{name} {value}" for name, value in facts.items() if not name.endswith("_by_slice")]
