@@ -75,12 +75,16 @@ def test_a_killed_worker_is_replaced_and_its_run_retried(served: Served) -> None
 
 
 def test_a_killed_run_is_told_by_its_worker(served: Served) -> None:
+    """The command of its window runs once, when its children have ended."""
     served.project.edit("tasks/hidden_states.py", ".sleep(2)", ".sleep(300)")
-    run = served.start("train-draft")
+    said = served.project.folder / "after.txt"
+    children = f"pgrep -cf 'running[.]child.*{served.project.folder}/' | sed 's/^/children /' >> {said}"
+    run = served.start("train-draft", window={"after": children})
     wait_for(served.project.children, 600, served.process)
     os.kill(int(served.ask(f"flow_runs/{run}", method="GET")["infrastructure_pid"]), signal.SIGKILL)
     no_orphans(served.project)
     served.wait_for_state(run, "CRASHED", seconds=SECONDS)
+    assert wait_for(lambda: said.exists() and said.read_text(), SECONDS) == "children 0\n"
 
 
 def test_a_cancelled_run_ends_its_children(served: Served) -> None:
