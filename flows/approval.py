@@ -22,6 +22,7 @@ def ask(sentence: str) -> None:
     if not runtime.deployment.id:
         raise UserError(sentence)
     form = Approval.with_initial_data(description=sentence[:1].upper() + sentence[1:] + ".", approve=False)
-    given = pause_flow_run(wait_for_input=form, timeout=WAITS, poll_interval=_ASKS)
+    attempt = f"budget-{runtime.flow_run.run_count}"  # else a retry would read what the run before it was told
+    given = pause_flow_run(wait_for_input=form, timeout=WAITS, poll_interval=_ASKS, key=attempt)
     if not given.approve:
         raise UserError(f"{sentence} (the run was resumed without approval)")

@@ -91,7 +91,16 @@ class Served:
 
     def wait_for_state(self, run: str, *types: str, seconds: float = 900) -> dict[str, Any]:
         """A run's state as soon as its type is one of those."""
-        return dict(wait_for(lambda: (s := self.state(run))["type"] in types and s, seconds, self.process))
+        return dict(self._asking(lambda: (s := self.state(run))["type"] in types and s, seconds))
+
+    def _asking(self, what: Callable[[], Any], seconds: float) -> Any:
+        """``wait_for``, some times a second: more questions would take a processor from the run that is waited for."""
+
+        def asked() -> Any:
+            time.sleep(0.25)
+            return what()
+
+        return wait_for(asked, seconds, self.process)
 
     def ended(self, name: str) -> dict[str, Any]:
         """The newest run of a deployment, when it has ended."""
@@ -101,7 +110,7 @@ class Served:
             found = self.ask("flow_runs/filter", {**body, "sort": "START_TIME_DESC", "limit": 1})
             return found and found[0]
 
-        return dict(wait_for(newest, 600, self.process))
+        return dict(self._asking(newest, 600))
 
 
 def break_export(project: Project) -> None:
