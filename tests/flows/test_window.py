@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -145,6 +146,49 @@ def test_what_resumes_may_start_whatever_it_takes() -> None:
     Timekeeper(Measured(), Deadline(short, 0.1, length=0.5)).require([long])
     with pytest.raises(WindowClosed, match="would start too late"):
         Timekeeper(Measured(), Deadline(short, 1.0, length=0.5)).require([long])
+
+
+def test_what_runs_is_asked_to_stop_before_it_is_ended() -> None:
+    """In this order, each once, and neither where the work is done before."""
+    said: list[str] = []
+    ended = Event()
+
+    def end(error: Exception) -> None:
+        said.append(str(error).partition(";")[0])
+        ended.set()
+
+    with ends_in(1.0, grace=0.7).kept(lambda: said.append("asked"), end):
+        assert ended.wait(60)
+    assert said == ["asked", "what ran was ended"]
+    with ends_in(0.5, grace=0.2).kept(lambda: said.append("asked"), end):
+        pass
+    time.sleep(0.7)
+    assert len(said) == 2
+
+
+def test_work_that_was_cut_off_goes_on_in_the_next_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting is asked for: the second window is another one than that which closed."""
+    opened: list[datetime | None] = []
+    first, second = at("2026-03-01 06:00"), at("2026-03-02 06:00")
+
+    def enter(hours: Window | None, wait: bool, after: datetime | None = None) -> datetime:
+        assert wait
+        opened.append(after)
+        return second if after else first
+
+    monkeypatch.setattr("flows.windowed.enter", enter)
+    said = tmp_path / "said"
+
+    def work(opened: Opened) -> str:
+        if not done:
+            done.append("cut off")
+            raise WindowClosed("it is over")
+        return "done"
+
+    done: list[str] = []
+    waiting = WindowSettings(start="22:00", end="06:00", wait=True)
+    assert in_window(waiting, planned(Step("training", "", "run")), said, work) == "done"
+    assert opened == [None, first] and done == ["cut off"]
 
 
 def test_settings_of_a_window_are_in_no_closure() -> None:
