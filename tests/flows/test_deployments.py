@@ -72,6 +72,9 @@ def test_automations_that_ship_can_be_applied(served: Served) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     names = {one["name"] for one in served.ask("automations/filter", {})}
     assert {"eyas-outcome", "eyas-failure", "eyas-lost"} <= names
+    refused = "prefect.flow-run.Refused"  # what the runs of the tests before have ended with
+    assert refused in (ROOT / "deployments" / "automations" / "tell_of_outcomes.yaml").read_text()
+    assert served.ask("events/filter", {"filter": {"event": {"name": [refused]}}})["total"] >= 1
 
 
 def test_ctrl_c_leaves_nothing_behind(served: Served) -> None:
