@@ -65,6 +65,10 @@ def test_served_token_ids_win_over_the_text(cut_verifier: Path, tmp_path: Path) 
     assert found.samples[0].line["first"] == blake3(b"hi").hexdigest()[:32], "what is known of the text stays known"
     first = {sample.line["first"] for sample in found.samples[1:3]}
     assert len(first) == 2, "without text, what was asked is decoded"
+    used = {**TALK, "tools": [{"type": "function", "function": {"name": "look"}}], "prompt_ids": [5], "answer_ids": [9]}
+    used["messages"] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}]
+    (sample,) = read_file(write_rows(tmp_path / "b", [used]), cut_verifier).samples
+    assert (sample.line["slices"]["thinking"], sample.line["slices"]["tools"]) == ("on", "on")
     assert found.samples[4].ids.tolist()[:3] == tokenizer_of(cut_verifier).encode("<|im_start|>")[:0] + [1, 9690, 198]
 
 
