@@ -6,7 +6,7 @@ SmolLM2-135M answers prompts of several kinds; both recipes train on those answe
 held-out prompts of each kind, greedily and by speculative sampling at temperature 1, with k = 3 and 5. Printed are acceptance
 lengths with 95% intervals (bootstrap over prompts) and the ratio of ours to stock; the goal is 1.10. `--set` changes our
 recipe; `--also` tries another beside it with one seed: ours with those fields changed, or the stock one, where NAME begins
-with "stock"; a field `optimizer` (muon, adamw) has it trained by speculators' own loop.
+with "stock", which is trained by speculators' own loop.
 
 TIME on one H200 (an estimate until it has run; a decoding step of so small a model is bound by launches, not by the chip):
     answers    1.0M tokens = 2,000 steps of 512 rows at 15 to 25 ms                                               30 to 50 s

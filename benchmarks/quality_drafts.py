@@ -29,6 +29,7 @@ from kimi_adapters.verifier import Verifier
 
 # What speculators 0.9's command line defaults to for eagle3; the schedule warms up over 1% of the steps.
 STOCK: dict[str, Any] = {
+    "loop": "speculators",
     "optimizer": "muon",
     "norm_before_residual": True,
     "norm_before_fc": True,
@@ -71,16 +72,16 @@ def train_draft(
     device: torch.device,
     scratch: Path,
 ) -> tuple[DraftRunner, int]:
-    """The draft of a recipe's values and its number of steps; with an `optimizer` among them, by speculators' own loop.
+    """The draft of a recipe's values and its number of steps; with a `loop` among them, by speculators' own.
 
     Packs are cut for the `longest` chain of all recipes compared, so that all see the same tokens in the same order and steps.
     """
     values = dict(given)
-    optimizer = values.pop("optimizer", None)
+    stock = values.pop("loop", None)
     recipe = Recipe.from_dict(values)
     data = PackedShards(shards, layer_ids, recipe.pack_tokens, longest, recipe.seed)
-    if optimizer:
-        config, tensors, steps = _stock(recipe, optimizer, data, verifier, rows, vocabulary, device)
+    if stock:
+        config, tensors, steps = _stock(recipe, data, verifier, rows, vocabulary, device)
     else:
         result = train(recipe, data, verifier, rows, vocabulary, scratch, lambda entry: None, Ranks(device))
         config, tensors = draft_config_values(result.model.config, torch.float32), result.model.state_dict()
@@ -90,7 +91,6 @@ def train_draft(
 
 def _stock(
     recipe: Recipe,
-    optimizer: str,
     data: PackedShards,
     verifier: TextConfig,
     rows: VerifierRows,
@@ -101,7 +101,7 @@ def _stock(
     choices = choose(recipe, device)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"])
     model = build_draft(config, rows, vocabulary, recipe.seed).to(device)
-    stock = TrainerConfig(lr=recipe.lr, num_epochs=recipe.epochs, save_path="", optimizer=optimizer, muon_lr=recipe.lr)
+    stock = TrainerConfig(lr=recipe.lr, num_epochs=recipe.epochs, save_path="", optimizer=recipe.optimizer, muon_lr=recipe.lr)
     optimizers = build_optimizers(model, stock)
     epochs = [data.packs(epoch) for epoch in range(recipe.epochs)]
     steps = sum(map(len, epochs))

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from errors import UserError
 
+OPTIMIZERS = ("adamw", "muon")
 SCHEDULERS = ("cosine", "linear", "none")
 WARMUP = 0.02
 ROPES = ("plain", "verifier")
@@ -23,6 +24,7 @@ class Recipe:
     One optimizer step takes `packs_per_step` packs of `pack_tokens` tokens, whatever the number of devices; each
     supervised token of the step weighs the same. The learning rate rises over the first `warmup_ratio` of the steps
     (None: 0.02; with the scheduler none it never moves).
+    With the `optimizer` muon that is the rate of what AdamW keeps; Muon's is `muon_lr` (None: the same).
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
     `max_position_embeddings` must reach the length at which the draft will serve. `rope_theta` is the base of the rotary
@@ -41,7 +43,10 @@ class Recipe:
     epochs: int = 5
     scheduler: str = "cosine"
     warmup_ratio: float | None = None
+    optimizer: str = "adamw"
     weight_decay: float = 0.01
+    muon_lr: float | None = None
+    muon_weight_decay: float = 0.1
     grad_clip: float = 1.0
     pack_tokens: int = 256
     packs_per_step: int = 1
@@ -81,7 +86,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         positive = (
-            "lr", "epochs", "grad_clip", "pack_tokens", "packs_per_step", "ttt_steps", "ttt_decay", "num_layers",
+            "lr", "muon_lr", "epochs", "grad_clip", "pack_tokens", "packs_per_step", "ttt_steps", "ttt_decay", "num_layers",
             "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings", "rope_theta",
             "checkpoint_every_steps", "replay_samples", "patience",
         )  # fmt: skip
@@ -89,7 +94,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"training.{name} is {value}; give a number above 0.")
-        for name in ("weight_decay", "noise"):
+        for name in ("weight_decay", "muon_weight_decay", "noise"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"training.{name} is {getattr(self, name)}; give 0 or more.")
         if self.replay_every_steps is not None and not self.replay_every_steps >= 0:
@@ -100,6 +105,10 @@ class Recipe:
             raise UserError(f"training.warmup_ratio is {self.warmup_ratio}; give a share between 0 and 1.")
         if self.scheduler not in SCHEDULERS:
             raise UserError(f"training.scheduler is {self.scheduler!r}; choose {', '.join(SCHEDULERS)}.")
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"training.optimizer is {self.optimizer!r}; choose {', '.join(OPTIMIZERS)}.")
+        if self.optimizer == "adamw" and self.muon_lr is not None:
+            raise UserError("training.muon_lr needs training.optimizer muon; leave it empty.")
         if self.rope not in ROPES:
             raise UserError(f"training.rope is {self.rope!r}; choose {', '.join(ROPES)}.")
         if self.layer not in LAYERS:

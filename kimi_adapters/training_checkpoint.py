@@ -17,15 +17,12 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from kimi_adapters.data_parallel import part_like
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.torch_file import read_tensors, write_tensors
 
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})\.safetensors$")
 _STATE, _PROOF = "training_state", "training_proof"
-_SHARDED = ("exp_avg", "exp_avg_sq")
-_ADAMW = (*_SHARDED, "step")
 logger = logging.getLogger(__name__)
 
 
@@ -113,23 +110,6 @@ def continued_checkpoint(path: Path, trainable: Mapping[str, Tensor], total_step
             f"{path} stands after {checkpoint.step} steps and this training takes {total_steps}; raise training.epochs."
         )
     return checkpoint
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, trainable: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """AdamW's state of the trained tensors by name, its step counter too; a sharded one's is this rank's part."""
-    return {f"{key}.{name}": optimizer.state[tensor][key] for name, tensor in trainable.items() for key in _ADAMW}
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, trainable: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    """Puts back whole tensors under the names of `optimizer_tensors`. `trainable` in the optimizer's order."""
-    saved = optimizer.state_dict()
-    saved["state"] = {
-        number: {
-            key: part_like(stored[f"{key}.{name}"], tensor) if key in _SHARDED else stored[f"{key}.{name}"] for key in _ADAMW
-        }
-        for number, (name, tensor) in enumerate(trainable.items())
-    }
-    optimizer.load_state_dict(saved)
 
 
 def json_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from speculators.train.trainer import Trainer, TrainerConfig
 from torch import Tensor
 
 from errors import ToldToStop, UserError
+from kimi_adapters import optimizers
 from kimi_adapters.checkpoint_choice import BestSoFar, CheckpointChoice
 from kimi_adapters.data_parallel import over_ranks, whole, whole_tensors
 from kimi_adapters.draft import copy_tensors, draft_config_values, trainable_state
@@ -34,8 +35,6 @@ from kimi_adapters.training_checkpoint import (
     continued_checkpoint,
     json_state,
     load_checkpoint,
-    optimizer_tensors,
-    restore_optimizer,
     save_checkpoint,
 )
 from kimi_adapters.training_state import identity, random_state, restore_random_state, restore_schedules, schedules
@@ -113,12 +112,11 @@ class DraftTrainer(Trainer):
         self.trainable = {name: named[name] for name in self.initial}
 
     def setup_optimizer(self) -> None:
-        """AdamW over the trained tensors and a schedule that counts steps, both as the checkpoint has them."""
-        recipe = self.recipe
-        optimizer = torch.optim.AdamW(self.trainable.values(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
-        self.optimizers, self.schedulers = [optimizer], schedules(optimizer, recipe, self.total_steps)
+        """The optimizers and schedules that count steps, as the checkpoint has them."""
+        self.optimizers = optimizers.build(self.recipe, self.model, self.trainable)
+        self.schedulers = schedules(self.optimizers, self.recipe, self.total_steps)
         if self.resumed:
-            self._restore(optimizer, self.resumed)
+            self._restore(self.resumed)
 
     def run_training(self) -> None:
         """All epochs from where the run stands, or until patience ends; a checkpoint is left at the end too."""
@@ -164,7 +162,7 @@ class DraftTrainer(Trainer):
         if self.global_step % self.recipe.checkpoint_every_steps and not (last or stop):
             return
         trained = {f"weight.{name}": parameter for name, parameter in self.trainable.items()}
-        tensors = whole_tensors(trained | optimizer_tensors(self.optimizers[0], self.trainable), self.ranks)
+        tensors = whole_tensors(trained | optimizers.kept_tensors(self.optimizers, self.trainable), self.ranks)
         tensors |= self.choice.best.stored() | random_state(self.device)
         state = {
             "identity": self.identity,
@@ -204,10 +202,10 @@ class DraftTrainer(Trainer):
         """The draft's tensors as they are, whole on every rank."""
         return {**self.model.state_dict(), **{name: whole(value.detach()) for name, value in self.trainable.items()}}
 
-    def _restore(self, optimizer: torch.optim.Optimizer, checkpoint: TrainingCheckpoint) -> None:
-        """Optimizer, schedule, random state, curves and the best so far; the step counts on from there."""
+    def _restore(self, checkpoint: TrainingCheckpoint) -> None:
+        """Optimizers, schedules, random state, curves and the best so far; the step counts on from there."""
         tensors, state = checkpoint.tensors, checkpoint.state
-        restore_optimizer(optimizer, self.trainable, tensors)
+        optimizers.restore(self.optimizers, self.trainable, tensors)
         self.global_step, self.curves = checkpoint.step, list(state["curves"])
         restore_random_state(tensors, self.device)
         best = BestSoFar.restored(state.get("best", {}), tensors)
@@ -217,4 +215,4 @@ class DraftTrainer(Trainer):
         else:
             self.choice.judge_again(best, self._tensors(), self.curves)
         # Another recipe's rates are not this one's.
-        restore_schedules(optimizer, self.schedulers, self.global_step, state["schedulers"] if ours else None)
+        restore_schedules(self.schedulers, self.global_step, state["schedulers"] if ours else None)

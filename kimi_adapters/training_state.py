@@ -38,17 +38,17 @@ def restore_random_state(tensors: Mapping[str, Tensor], device: torch.device) ->
         torch.cuda.set_rng_state(tensors["rng.cuda"], device)
 
 
-def schedules(optimizer: torch.optim.Optimizer, recipe: Recipe, total_steps: int) -> list[LambdaLR]:
-    """The recipe's learning-rate schedule by steps, if it has one."""
+def schedules(optimizers: Sequence[torch.optim.Optimizer], recipe: Recipe, total_steps: int) -> list[LambdaLR]:
+    """The recipe's learning-rate schedule by steps, one an optimizer, if it has one."""
     warmup = int(total_steps * recipe.warmup)
     makers = {"cosine": get_cosine_schedule_with_warmup, "linear": get_linear_schedule_with_warmup}
-    return [makers[recipe.scheduler](optimizer, warmup, total_steps)] if recipe.scheduler in makers else []
+    if recipe.scheduler not in makers:
+        return []
+    return [makers[recipe.scheduler](optimizer, warmup, total_steps) for optimizer in optimizers]
 
 
-def restore_schedules(
-    optimizer: torch.optim.Optimizer, ours: Sequence[LambdaLR], step: int, stored: Sequence[Mapping[str, Any]] | None
-) -> None:
-    """Schedules and the optimizer's rates as they are after `step`: as `stored`, or, where another recipe's rates are
+def restore_schedules(ours: Sequence[LambdaLR], step: int, stored: Sequence[Mapping[str, Any]] | None) -> None:
+    """Schedules and their optimizers' rates as they are after `step`: as `stored`, or, where another recipe's rates are
     (None), as this one has them at that step."""
     for number, schedule in enumerate(ours):
         if stored is not None:
@@ -56,5 +56,5 @@ def restore_schedules(
         else:
             schedule.last_epoch = step
             schedule._last_lr = [base * rate(step) for base, rate in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
-        for group, lr in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        for group, lr in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = lr

@@ -16,7 +16,12 @@ class TrainingSettings(Section):
     warmup_ratio: float | None = Field(
         None, ge=0, le=1, description="Share of the steps in which the rate rises; empty: 0.02, none without a scheduler"
     )
-    weight_decay: float = Field(0.01, ge=0, description="Of AdamW, on every trained tensor")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: for the weight matrices, AdamW for the rest; worth its time with several packs a step"
+    )
+    weight_decay: float = Field(0.01, ge=0, description="Of AdamW, on every tensor that it trains")
+    muon_lr: float | None = Field(None, gt=0, description="Highest learning rate of Muon; empty: lr")
+    muon_weight_decay: float = Field(0.1, ge=0, description="Of Muon, on the weight matrices")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of a step's gradient; what is longer is scaled down")
     pack_tokens: int = Field(256, gt=8, description="Tokens of one packed sequence")
     packs_per_step: int = Field(1, gt=0, description="Packs of one optimizer step, whatever the number of devices")
@@ -81,6 +86,8 @@ class TrainingSettings(Section):
     def _agree(self) -> Self:
         if self.scheduler == "none" and self.warmup_ratio:
             raise ValueError("training.warmup_ratio needs a scheduler, and training.scheduler is none: leave one of them empty")
+        if self.optimizer == "adamw" and self.muon_lr is not None:
+            raise ValueError("training.muon_lr needs training.optimizer muon: leave it empty, or choose that")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("training.norm_before_fc and training.fc_norm exclude each other: choose one")
         if self.pack_tokens <= 2 * self.ttt_steps:

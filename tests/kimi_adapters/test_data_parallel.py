@@ -49,9 +49,9 @@ def on(count: int, folder: Path, name: str, recipe: Recipe = RECIPE, sharding: s
     return result
 
 
-def cut_short(count: int, folder: Path, name: str, sharding: str = "none") -> None:
+def cut_short(count: int, folder: Path, name: str, sharding: str = "none", recipe: Recipe = RECIPE) -> None:
     """The same, its first rank killed after step 5; the newest checkpoint stands after step 3."""
-    codes = on_ranks(count, folder / "meeting", lambda ranks: run(folder, name, RECIPE, ranks, sharding, stop_after=5))
+    codes = on_ranks(count, folder / "meeting", lambda ranks: run(folder, name, recipe, ranks, sharding, stop_after=5))
     assert codes == [-signal.SIGKILL, 1][:count], "the other rank ends by itself"
     assert [path.name for path in (folder / f"checkpoints {name}").glob("step-*")] == ["step-00000003.safetensors"]
 
@@ -100,6 +100,17 @@ def test_a_killed_training_goes_on_on_another_number_of_ranks(
     """In shards the gradient norm is a sum in another order: float32 again."""
     cut_short(before, tmp_path, "cut", sharding_before)
     resumed = on(after, tmp_path, "cut", sharding=sharding_after)
+    assert resumed["told"][0] == 4, "it began anew"
+    assert_close(resumed, alone, tolerance)
+
+
+@pytest.mark.parametrize(("sharding", "tolerance"), [("none", 0.0), ("fsdp", 1e-3)])
+def test_muon_is_shared_out_and_goes_on(tmp_path: Path, sharding: str, tolerance: float) -> None:
+    """In shards its bfloat16 products are sums in another order."""
+    recipe = replace(RECIPE, optimizer="muon")
+    alone = on(1, tmp_path, "alone", recipe)
+    cut_short(2, tmp_path, "cut", sharding, recipe)
+    resumed = on(2, tmp_path, "cut", recipe, sharding)
     assert resumed["told"][0] == 4, "it began anew"
     assert_close(resumed, alone, tolerance)
 

@@ -25,6 +25,7 @@ from tasks.settings import Settings, TrainingSettings
         ({"corpus": {"held_out": 0}, "training": {"patience": 2}}, "corpus.held_out"),
         ({"running": {"training_devices": 4}, "training": {"packs_per_step": 2}}, "running.training_devices"),
         ({"running": {"training_sharding": "fsdp"}}, "running.training_sharding"),
+        ({"training": {"muon_lr": 0.1}}, "training.muon_lr"),
         ({"vocabulary": {"mapping": "maps"}, "training": {"parent": "champion"}}, "vocabulary.mapping"),
         ({"corpus": {"held_out": 0}, "training": {"replay_every_steps": 10}}, "corpus.held_out"),
     ],
