@@ -81,9 +81,9 @@ class Served:
         assert answer["status"] == "ACCEPT", answer
 
     def tasks(self, run: str) -> list[tuple[str, str]]:
-        """Name and state of each task run of a run."""
+        """Name and state of each task run of a run; "" for one that was told of before its state was."""
         body = {"task_runs": {"flow_run_id": {"any_": [run]}}, "sort": "END_TIME_DESC"}
-        return [(task["name"], task["state"]["name"]) for task in self.ask("task_runs/filter", body)]
+        return [(task["name"], (task["state"] or {"name": ""})["name"]) for task in self.ask("task_runs/filter", body)]
 
     def made(self) -> dict[str, int]:
         """How many nodes of each stage have been made."""

@@ -61,8 +61,8 @@ def test_a_killed_worker_is_replaced_and_its_run_retried(served: Served) -> None
     run = served.start("train-draft")
     wait_for(lambda: made(served, "hidden_states"), 900, served.process)
     flow = int(served.ask(f"flow_runs/{run}", method="GET")["infrastructure_pid"])
-    os.kill(worker(served), signal.SIGKILL)
-    wait_for(lambda: not read(Path(f"/proc/{flow}/cmdline")), SECONDS)  # serve ends what the worker had started
+    for pid in (worker(served), flow):
+        os.kill(pid, signal.SIGKILL)
     no_orphans(served.project)
     told = served.wait_for_state(run, "CRASHED", seconds=SECONDS)
     assert told["message"] == "its worker was killed; Retry goes on from what was finished"
@@ -85,6 +85,17 @@ def test_a_killed_run_is_told_by_its_worker(served: Served) -> None:
     no_orphans(served.project)
     served.wait_for_state(run, "CRASHED", seconds=SECONDS)
     assert wait_for(lambda: said.exists() and said.read_text(), SECONDS) == "children 0\n"
+
+
+def test_what_a_killed_worker_leaves_is_ended(served: Served) -> None:
+    """The run itself lives, and children of it compute."""
+    run = served.start("train-draft")
+    wait_for(served.project.children, 600, served.process)
+    flow = int(served.ask(f"flow_runs/{run}", method="GET")["infrastructure_pid"])
+    os.kill(worker(served), signal.SIGKILL)
+    wait_for(lambda: not read(Path(f"/proc/{flow}/cmdline")), SECONDS)
+    no_orphans(served.project)
+    served.wait_for_state(run, "CRASHED", seconds=SECONDS)
 
 
 def test_a_cancelled_run_ends_its_children(served: Served) -> None:
