@@ -90,8 +90,8 @@ def test_lineage_names_what_a_draft_was_made_of(tmp_path: Path) -> None:
         Made(Node(corpus, "traffic", {"source": "traffic"}, {"source": Input("7aff", path="traffic.jsonl")}), None)
     )
     for number in range(2):
-        given = {"sample.0": Input(f"{number}")}
-        ran.legacy.append(Made(Node(legacy, f"old, part {number}", {"source": "old"}, given), None))
+        node = Node(legacy, f"old, part {number}", {"source": "old"}, {"sample.0": Input(f"{number}")})
+        ran.legacy.append(Made(node, None))
     ran.training.node.inputs["parent"] = Input("9a9a", path="champion")
     adopted = {"by": "states within a tolerance", "proof": ["k1", "k2"], "finished": "2026-11-30", "because": "torch 2.15"}
     trained = {"git_commit": "abc123", "python": "3.11", "device": "cuda:0", "gpu": "NVIDIA H200", "finished": "2026-12-01"}
