@@ -1,4 +1,4 @@
-"""vLLM for tests: ``python -m tests.fake_vllm serve DIRECTORY --host … --port …`` as vLLM takes it, with our own decoding inside.
+"""vLLM for tests: ``python -m tests.fake_vllm serve DIRECTORY --port …`` as vLLM is called, with our own decoding inside.
 
 A draft that we cannot read is served, too: it proposes one token again and again. $STARTS names a file of each start's
 arguments and process id, a line each; $FAULT what goes wrong with every answer.

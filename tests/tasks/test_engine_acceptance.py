@@ -102,6 +102,27 @@ def test_what_is_in_the_key(tmp_path: Path, told: dict[str, Any], same: bool) ->
     assert str(tmp_path) not in json.dumps(keys[0]) and '"0.32.0+cpu"' in keys[0]["setting engine_acceptance.version"]
 
 
+def test_other_peoples_drafts_are_judged_in_an_engine_that_is_started(tmp_path: Path) -> None:
+    """As ours is, on the same prompts; greedy text and speed without a draft are known from ours."""
+    theirs = [("theirs", Input("dd", path="/elsewhere/theirs"))]
+    (node,) = engine_acceptance.rivals(settings(tmp_path), theirs, TARGET)
+    (ours,) = engine_acceptance.nodes(settings(tmp_path), [EXPORTED], TARGET)
+    assert node.name == "theirs" and node.settings == {**ours.settings, "plain": False} and node.knobs == ours.knobs
+    assert node.inputs == {**ours.inputs, "export": theirs[0][1]}
+    assert "dd" in json.dumps(node_parts(node)) and "elsewhere" not in json.dumps(node_parts(node))
+    running = settings(tmp_path, acceptance={"engine": "endpoint"}, endpoint={"url": "http://127.0.0.1:1/v1"})
+    assert engine_acceptance.rivals(running, theirs, TARGET) == []
+
+
+def test_what_an_engine_without_a_plain_one_leaves_open_is_said(tmp_path: Path) -> None:
+    at = {"url": "http://127.0.0.1:1/v1"}
+    running = {"acceptance": {"engine": "endpoint"}}
+    (told,) = engine_acceptance.check(settings(tmp_path, **running, endpoint=at))
+    assert "endpoint.plain_url is empty, so that greedy text and speed are not compared" in told
+    assert engine_acceptance.check(settings(tmp_path, **running, endpoint={**at, "plain_url": "http://127.0.0.1:2/v1"})) == []
+    assert engine_acceptance.check(settings(tmp_path)) == [] == engine_acceptance.check(Settings())
+
+
 def test_without_a_draft_nothing_is_asked_and_without_an_engine_there_is_no_node(tmp_path: Path) -> None:
     running = settings(tmp_path, acceptance={"engine": "endpoint"}, endpoint={"url": "http://127.0.0.1:1/v1"})
     (node,) = engine_acceptance.nodes(running, [Made(EXPORTED.node, None)], TARGET)
