@@ -44,6 +44,9 @@ def engine_notes(facts: dict[str, Any]) -> list[str]:
         )
     else:
         notes.append("Greedy text and speed without the draft were not measured: endpoint.plain_url is empty.")
+    if "degenerate" not in facts:
+        notes.append("It gives no token ids, so that repetition and its template were not looked at.")
+        return notes
     if facts["prompts_as_ours"] < count:
         notes.append(f"Its template writes {count - facts['prompts_as_ours']} prompts otherwise than our chat format.")
     if facts["degenerate"]:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from kimi_adapters.engine_answers import Answer
 from kimi_adapters.engine_client import EngineClient
 from kimi_adapters.engine_metrics import Counters
 from kimi_adapters.engine_requests import RequestFailed
-from tasks.repetition import repetition
+from tasks.repetition import SHORTEST, repetition
 
 _SETTLED_IN = 20.0  # seconds that counters may lag behind answers
 _STILL = 1.0  # seconds without a token, after which nobody is being answered
+_SHORTEST = 24  # tokens of an answer that can loop: an engine is asked for fewer than validation wants
 _RUNS = 3  # of the same prompts, where answers have to be asked for again
 
 
@@ -102,10 +104,19 @@ def _settled(client: EngineClient, before: Counters, tokens: int) -> Counters:
     return found
 
 
-def degenerate(run: EngineRun, max_repetition: float, max_loop: int) -> list[bool]:
-    """Which answers say again and again what they have said, by validation's measures; never those without token ids."""
-    ids = [np.array(answer.ids or [], np.int32) for answer in run.answers]
-    offsets = np.cumsum([0, *map(len, ids)])
-    joined = np.concatenate(ids)
-    share, loops = repetition(joined, np.ones(len(joined), np.uint8), offsets)
+def degenerate(run: EngineRun, max_repetition: float, max_loop: int) -> list[bool] | None:
+    """Which answers of ``_SHORTEST`` tokens and more say again and again what they have said, by validation's measures; None
+    where the engine gives no token ids."""
+    given = [answer.ids for answer in run.answers]
+    if None in given:
+        return None
+    padded = [_padded(ids or []) for ids in given]
+    joined, offsets = np.array([*chain(*padded)], np.int32), np.cumsum([0, *map(len, padded)])
+    covered, loops = repetition(joined, np.ones(len(joined), np.uint8), offsets)
+    share = covered * np.diff(offsets) / [max(1, len(ids or [])) for ids in given]
     return [bool(one) for one in (share > max_repetition) | (loops > max_loop)]
+
+
+def _padded(ids: list[int]) -> list[int]:
+    """As long as validation's measures want an answer, by tokens that repeat nothing."""
+    return [*ids, *range(len(ids) - SHORTEST, 0)] if len(ids) >= _SHORTEST else ids

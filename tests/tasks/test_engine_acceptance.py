@@ -41,15 +41,22 @@ def test_it_is_what_the_engine_counted_of_this_run(judged: Any, engine: Engine, 
 
 
 def test_degenerate_answers_are_counted_apart(judged: Any, cut_verifier: Path, prophet: Any) -> None:
-    """One answer loops, and the draft foresees all of it; the length without it is measured on the other prompt alone."""
+    """One answer of the demo's length loops, and the draft foresees all of it; the length without it is measured on the other
+    prompt alone. Without token ids nobody looks, and the report says so."""
     engine = Engine(cut_verifier)
-    loop, sound = [1000, 1001] * 40, [n * n % 977 + 300 for n in range(70)]
-    for row, ids, accepted in zip(ROWS, (loop, sound), ((80, 20, (20, 20, 20)), (70, 60, (5, 3, 2))), strict=True):
-        engine.plant(engine.prompt(row["messages"]), TOKENS, K, ids, Acceptance(*accepted))
-    with serving(Endpoint(engine, draft=prophet)) as drafted:
-        facts, written = judged(drafted)
+    sound = [n * n % 977 + 300 for n in range(48)]
+    loop = [*sound[:8], *[1000, 1001] * 20]
+    for row, ids, accepted in zip(ROWS, (loop, sound), ((48, 12, (12, 12, 12)), (48, 40, (5, 3, 2))), strict=True):
+        engine.plant(engine.prompt(row["messages"]), 48, K, ids, Acceptance(*accepted))
+    with (
+        serving(Endpoint(engine, draft=prophet)) as drafted,
+        serving(Endpoint(engine, token_ids=False, draft=prophet)) as without_ids,
+    ):
+        facts, written = judged(drafted, max_new_tokens=48, temperatures=[])
+        silent, _ = judged(without_ids, max_new_tokens=48, temperatures=[])
     assert facts["degenerate"] == 1 and [case["degenerate"] for case in written["cases"]] == [True, False]
-    assert facts["length"] == round(1 + 70 / 80, 4) and facts["sound_length"] == round(1 + 10 / 60, 4)
+    assert facts["length"] == round(1 + 46 / 52, 4) and facts["sound_length"] == round(1 + 10 / 40, 4)
+    assert not {"degenerate", "sound_length", "prompts_as_ours"} & silent.keys() and silent["length"] == facts["length"]
 
 
 def run_of(*answers: list[int]) -> EngineRun:
@@ -63,6 +70,8 @@ def test_answers_are_compared_and_loops_found_by_token_ids() -> None:
     assert run.equal(run_of(varied, loop[:-1])) == [True, False] and run.speed == 110.0
     assert degenerate(run, 0.6, 256) == [False, True] and degenerate(run, 1.0, 100) == [False, True]
     assert degenerate(run, 1.0, 256) == [False, False]
+    short = run_of([1, 2] * 11, [1, 2] * 12, [*varied[:24], *varied[:24]])
+    assert degenerate(short, 0.6, 256) == [False, True, False] and degenerate(short, 0.49, 256) == [False, True, True]
 
 
 def settings(tmp_path: Path, **sections: Any) -> Settings:
