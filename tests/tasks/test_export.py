@@ -15,6 +15,7 @@ from errors import UserError
 from kimi_adapters import draft_formats, torch_file
 from kimi_adapters.deepseek_config import YarnScaling
 from kimi_adapters.draft import save_draft
+from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.draft_reload import first_drafts
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -170,6 +171,13 @@ def test_offsets_that_our_runner_takes_as_absolute_are_named(bench: Bench, monke
         return runner
 
     monkeypatch.setattr(DraftRunner, "load", absolute)
+    with pytest.raises(UserError, match="other drafts than the trained one at [1-9]"):
+        exported(bench, "vllm")
+
+
+def test_a_state_that_our_runner_norms_twice_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_out = DraftLayers.read_out
+    monkeypatch.setattr(DraftLayers, "read_out", lambda layers, hidden: read_out(layers, read_out(layers, hidden)[0]))
     with pytest.raises(UserError, match="other drafts than the trained one at [1-9]"):
         exported(bench, "vllm")
 
