@@ -1,5 +1,6 @@
 """What is measured in an engine that has the draft, and in one that has none, and how the two compare."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from errors import UserError
@@ -30,7 +31,7 @@ def with_draft(job: Job, client: EngineClient, rows: Rows) -> tuple[dict[str, An
     }
     if looping is not None:  # so there are token ids
         facts |= {"prompts_as_ours": _as_ours(job, rows, greedy), "degenerate": sum(looping)}
-    loops = looping or [None] * len(rows)
+    loops: Sequence[bool | None] = [None] * len(rows) if looping is None else looping
     sound = [row for row, one in zip(rows, loops, strict=True) if not one]
     if sound and len(sound) < len(rows):
         facts["sound_length"] = _accepted(_run(job, client, sound, 0.0))["length"]

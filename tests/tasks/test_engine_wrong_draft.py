@@ -90,7 +90,7 @@ def measured(speaker: Path, draft: DraftRunner, folder: Path) -> Made:
 
 
 def ids_shifted_by_one(draft: DraftRunner) -> None:
-    draft.shape = replace(draft.shape, layer_ids=[k - 1 for k in LAYER_IDS])
+    draft.shape = replace(draft.shape, layer_ids=tuple(k - 1 for k in LAYER_IDS))
 
 
 def offsets_as_absolute_ids(draft: DraftRunner) -> None:
