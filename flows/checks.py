@@ -1,5 +1,7 @@
 """What the stages refuse before anything runs: settings that contradict each other, or that the verifier does not fit."""
 
+import logging
+
 from errors import UserError
 from tasks import (
     acceptance,
@@ -15,12 +17,14 @@ from tasks import (
 from tasks.handles import Verifier
 from tasks.settings import Settings
 
+log = logging.getLogger("eyas")
+
 
 def check_settings(settings: Settings) -> None:
     """``UserError`` for what can be known without the verifier."""
     verifier.check(settings.verifier)
     acceptance.check(settings)
-    engine_acceptance.check(settings)
+    _warn(engine_acceptance.check(settings))
     if settings.synthesis.source == "endpoint":
         endpoint_synthesis.check(settings)
     training.check(settings)
@@ -34,7 +38,12 @@ def check_target(settings: Settings, target: Verifier, layer_ids: list[int]) -> 
     vocabulary.check(settings, target)
     export.check(settings, target, layer_ids)
     decodes = settings.acceptance.prompts is not None and verifier.decodes(target)
-    comparison.check(settings, target, layer_ids, decodes)
+    _warn(comparison.check(settings, target, layer_ids, decodes))
+
+
+def _warn(sentences: list[str]) -> None:
+    for sentence in sentences:
+        log.warning("%s", sentence)
 
 
 def check_length(settings: Settings, target: Verifier) -> None:

@@ -25,7 +25,8 @@ def gate_engine(settings: Settings, judged: list[Made], engines: list[Made]) -> 
             settings,
             abs(gaps.get(method, 0.0)) > settings.gates.max_engine_gap,
             f"{facts['engine']} has an acceptance length of {facts['length']}, {gaps.get(method, 0.0):+.2f} from our {method}, "
-            f"more than gates.max_engine_gap = {settings.gates.max_engine_gap}: see that it serves this draft and verifier",
+            f"more than gates.max_engine_gap = {settings.gates.max_engine_gap}: see that it serves this draft and verifier, "
+            "feeds the draft the auxiliary layers that its config.json names, and takes its d2t as offsets",
         )
         changed, unstable = (facts["prompts"] - facts.get(name, facts["prompts"]) for name in ("equal", "repeats_equal"))
         gate(

@@ -7,7 +7,7 @@ from flows.report_data import facts_ref
 from flows.train_draft import DraftRun
 from tasks.markdown import markdown_table
 
-HEADER = ["engine", "temperature", "acceptance length", "accepted at 1, 2, …", "tokens/s", "without the draft"]
+HEADER = ["draft", "engine", "temperature", "acceptance length", "accepted at 1, 2, …", "tokens/s", "without the draft"]
 
 
 def engine_section(made: DraftRun) -> list[str]:
@@ -15,21 +15,22 @@ def engine_section(made: DraftRun) -> list[str]:
     sections = []
     for engine in made.engines:
         facts = facts_ref(engine, "engine_acceptance").facts
-        table = markdown_table(HEADER, engine_rows(facts))
+        others = [(one.node.name, facts_ref(one, "engine_acceptance").facts) for one in made.rivals]
+        table = markdown_table(HEADER, [row for name, found in [("ours", facts), *others] for row in engine_rows(name, found)])
         gaps = [f"{gap:+.2f} from {method}" for method, gap in engine_gap(made.judged, engine).items()]
         notes = [f"Its acceptance length is {' and '.join(gaps)} here." if gaps else "", *engine_notes(facts)]
         sections.append(f"## Acceptance in {facts['engine']}\n\n{table}\n\n{' '.join(filter(None, notes))}")
     return sections
 
 
-def engine_rows(facts: dict[str, Any]) -> list[list[str]]:
-    """A row a temperature, greedy first."""
+def engine_rows(draft: str, facts: dict[str, Any]) -> list[list[str]]:
+    """A row a temperature, greedy first, of what an engine made of a draft."""
     rows = []
     for temperature, found in {"0": facts, **facts["warm"]}.items():
         positions = ", ".join(f"{share:.0%}" for share in found["per_position"])
         plain = f"{facts['plain_tokens_per_s']:.1f}" if temperature == "0" and "plain_tokens_per_s" in facts else ""
         length, speed = f"**{found['length']:.2f}**", f"{found['tokens_per_s']:.1f}"
-        rows.append([facts["engine"], temperature, length, positions, speed, plain])
+        rows.append([draft, facts["engine"], temperature, length, positions, speed, plain])
     return rows
 
 
@@ -43,6 +44,9 @@ def engine_notes(facts: dict[str, Any]) -> list[str]:
         )
     else:
         notes.append("Greedy text and speed without the draft were not measured: endpoint.plain_url is empty.")
+    if "degenerate" not in facts:
+        notes.append("It gives no token ids, so that repetition and its template were not looked at.")
+        return notes
     if facts["prompts_as_ours"] < count:
         notes.append(f"Its template writes {count - facts['prompts_as_ours']} prompts otherwise than our chat format.")
     if facts["degenerate"]:

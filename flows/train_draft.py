@@ -49,6 +49,7 @@ class DraftRun:
     legacy: list[Made] = field(default_factory=list)
     engines: list[Made] = field(default_factory=list)
     compared: list[Made] = field(default_factory=list)
+    rivals: list[Made] = field(default_factory=list)
     states: list[Made] = field(default_factory=list)
 
     @property
@@ -95,10 +96,11 @@ def train_draft(
     draft = run.run(training.node(settings, shards, states, checked, words, target, memo, parent))
     judging = acceptance.nodes(settings, shards, states, checked, draft, target, verifier.decodes(target))
     judged = run.map(judging)
-    compared = run.map(comparison.nodes(settings, judging, target, memo))
+    compared = run.map(comparison.nodes(settings, judging, target, layer_ids, memo))
     exported = run.map(export.nodes(settings, draft, judged, target))
     engines = run.map(engine_acceptance.nodes(settings, exported, target))
     gate_engine(settings, judged, engines)
+    rivals = run.map(engine_acceptance.rivals(settings, comparison.drafts(settings, memo), target))
     for final in (*judged, *compared, *exported):
         if final.outputs is not None:
             run.require(final)
@@ -113,6 +115,7 @@ def train_draft(
         legacy=taken,
         engines=engines,
         compared=compared,
+        rivals=rivals,
         states=states,
     )
 

@@ -15,7 +15,8 @@ def first_drafts(
 ) -> tuple[Tensor, Tensor]:
     """The first drafted token at each of `positions` random states, [positions] int64 target ids: (speculators', ours).
 
-    speculators looks for the verifier under the name in config.json; here that is the local directory `verifier`.
+    speculators looks for the verifier under the name in config.json; here that is the local directory `verifier`. Its draft
+    ids become target ids by the d2t that it has loaded: our reading of offsets must not judge itself.
     Float32 on CPU, whatever the stored dtype.
     """
     config = Eagle3SpeculatorConfig.from_pretrained(Path(folder))
@@ -31,4 +32,4 @@ def first_drafts(
     cache = runner.new_cache(positions)
     rows = torch.arange(positions)
     ours = runner.propose(runner.feed(aux, tokens, cache, rows), rows, 1, cache)[:, 0]
-    return runner.targets[drafted], ours
+    return drafted if model.d2t is None else drafted + model.d2t[drafted], ours

@@ -46,6 +46,11 @@ class EngineClient:
         """The address without ``/v1``."""
         return self._requests.url
 
+    @property
+    def repeats(self) -> int:
+        """How often an answer has been asked for again: the engine may have counted both."""
+        return self._requests.repeats
+
     def __enter__(self) -> Self:
         return self
 

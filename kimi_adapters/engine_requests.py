@@ -39,6 +39,7 @@ class Requests:
     def __init__(self, url: str, key: str | None, timeout: float, attempts: int, backoff: float, connections: int) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.stopping = threading.Event()  # once set, nobody waits for a repeat
+        self.repeats, self._lock = 0, threading.Lock()  # how often an answer was asked for again
         self._key, self._timeout, self._attempts, self._backoff = key, timeout, attempts, backoff
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -66,6 +67,9 @@ class Requests:
         for attempt in range(self._attempts):
             if attempt and self.stopping.wait(max(wait, self._pause(attempt))):
                 break
+            if attempt and body is not None:
+                with self._lock:
+                    self.repeats += 1
             try:
                 response = self._http.request("GET" if body is None else "POST", self.url + path, json=body, headers=headers)
                 wait = _asked_to_wait(response)

@@ -21,52 +21,96 @@ _LAYERS = ("llama", "qwen3")  # those that kimi_adapters.draft_layers computes
 _OURS = ("draft", "start")  # inputs of acceptance that are of our draft
 
 
-def check(settings: Settings, verifier: Verifier, layer_ids: list[int], decodes: bool) -> None:
+def check(settings: Settings, verifier: Verifier, layer_ids: list[int], decodes: bool) -> list[str]:
     """Refuse a directory that could not be judged: no draft of this verifier, one that does not run here or, where the verifier
-    does not decode, one of other auxiliary layers than are stored."""
-    from kimi_adapters.published_config import VerifierSizes, published_files, read_published_config
+    does not decode, one of other auxiliary layers than are stored.
+
+    Where an engine is started, a draft that only we cannot run is judged there alone: sentences that say so.
+    """
+    told = []
+    for directory in settings.acceptance.compare:
+        _check_draft(Path(directory), _sizes(verifier))
+        reason = _not_here(Path(directory), _sizes(verifier), [] if decodes else layer_ids)
+        if reason and settings.acceptance.engine != "start":
+            raise UserError(reason)
+        told += [f"{reason.rstrip('.')}; it is judged in the engine alone"] if reason else []
+    return told
+
+
+def _check_draft(folder: Path, sizes: Any) -> None:
+    """Refuse what no engine serves with this verifier."""
+    from kimi_adapters.published_config import published_files, read_published_config
+
+    published_files(folder)
+    try:
+        read_published_config(folder)
+    except UserError:
+        if _is_object(folder / "config.json"):
+            return  # of a kind that is not read here
+        raise
+    read_published_config(folder, sizes)
+
+
+def _is_object(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _not_here(folder: Path, sizes: Any, stored: list[int]) -> str:
+    """Why our own runner does not judge a draft; empty where it does. ``stored``: the auxiliary layers that it must do with."""
+    from kimi_adapters.published_config import read_published_config
     from kimi_adapters.rope_parameters import ROPE_TYPES
 
-    facts = verifier.facts
-    sizes = VerifierSizes(*(facts[name] for name in ("family", "num_layers", "hidden_size", "vocab_size"))) if facts else None
-    for directory in settings.acceptance.compare:
-        published_files(Path(directory))
-        config = read_published_config(Path(directory), sizes)
-        layer, ids = config["transformer_layer_config"], config["eagle_aux_hidden_state_layer_ids"]
-        kind, rope = layer["model_type"], layer["rope_parameters"]["rope_type"]
-        if kind not in _LAYERS or rope not in ROPE_TYPES:
-            raise UserError(
-                f"acceptance.compare has {directory}, of {kind} layers with the rope {rope}, which does not run here"
-            )
-        missing = sorted(set(ids) - set(layer_ids))
-        if missing and layer_ids and not decodes:
-            raise UserError(
-                f"acceptance.compare has {directory}, which reads the layers {ids}, and hidden states are of {layer_ids}: set "
-                "hidden_states.layer_ids to ids with its own among them, or leave it out"
-            )
+    try:
+        config = read_published_config(folder, sizes)
+    except UserError as error:
+        return str(error)
+    layer, ids = config["transformer_layer_config"], config["eagle_aux_hidden_state_layer_ids"]
+    kind, rope = layer["model_type"], layer["rope_parameters"]["rope_type"]
+    if kind not in _LAYERS or rope not in ROPE_TYPES:
+        return f"acceptance.compare has {folder}, of {kind} layers with the rope {rope}, which does not run here"
+    if stored and not set(ids) <= set(stored):
+        return (
+            f"acceptance.compare has {folder}, which reads the layers {ids}, and hidden states are of {stored}: set "
+            "hidden_states.layer_ids to ids with its own among them, or leave it out"
+        )
+    return ""
 
 
-def nodes(settings: Settings, judging: list[Node], verifier: Verifier, memo: Any) -> list[Node]:
-    """A node a directory: the first of our own draft's judgements, the published draft in its place."""
+def _sizes(verifier: Verifier) -> Any:
+    from kimi_adapters.published_config import VerifierSizes
+
+    names = ("family", "num_layers", "hidden_size", "vocab_size")
+    return VerifierSizes(*(verifier.facts[name] for name in names)) if verifier.facts else None
+
+
+def nodes(settings: Settings, judging: list[Node], verifier: Verifier, layer_ids: list[int], memo: Any) -> list[Node]:
+    """A node a directory that we can run: the first of our own draft's judgements, the published draft in its place."""
     if not settings.acceptance.compare or not judging:
         return []
     ours = judging[0]
     shared = {name: source for name, source in ours.inputs.items() if name not in _OURS}
     shared.setdefault("verifier", verifier.input("embed", "lm_head", "numbers"))
-    found = []
-    for directory in settings.acceptance.compare:
-        inputs = {"draft": _published(Path(directory).absolute(), memo), **shared}
-        name = Path(directory).name
-        found.append(Node(STAGE, name, ours.settings, inputs, entry=ours.entry, tokens=ours.tokens, knobs=ours.knobs))
-    return found
+    stored = [] if ours.entry == "compute_decoding" else layer_ids
+    return [
+        Node(STAGE, name, ours.settings, {"draft": draft, **shared}, entry=ours.entry, tokens=ours.tokens, knobs=ours.knobs)
+        for name, draft in drafts(settings, memo)
+        if not _not_here(Path(draft.path or ""), _sizes(verifier), stored)
+    ]
 
 
-def _published(folder: Path, memo: Any) -> Input:
+def drafts(settings: Settings, memo: Any) -> list[tuple[str, Input]]:
+    """The directories of ``acceptance.compare`` by name, each with the digest of what is read of it."""
     from kimi_adapters.published_config import published_files
 
-    files = published_files(folder)
-    content = dict(zip((path.name for path in files), memo.digests(files), strict=True))
-    return Input(digest_bytes(canonical_json(content)), path=str(folder))
+    found = []
+    for folder in (Path(directory).absolute() for directory in settings.acceptance.compare):
+        files = published_files(folder)
+        content = dict(zip((path.name for path in files), memo.digests(files), strict=True))
+        found.append((folder.name, Input(digest_bytes(canonical_json(content)), path=str(folder))))
+    return found
 
 
 def _runner(job: Job) -> Any:

@@ -1,13 +1,13 @@
 """Acceptance in a serving engine: held-out prompts through vLLM's chat route, with the exported draft and without one."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from artifacts.manifest import canonical_json, digest_bytes
-from artifacts.stage import Input, Made, Node, Stage
+from artifacts.stage import Input, Made, Node, Pending, Stage
 from errors import UserError
 from running.job import Job
 from tasks import endpoint
@@ -25,30 +25,48 @@ STAGE = Stage(
     retries=1,
     device="accelerator",
 )
+_NOT_COMPARED = (
+    "acceptance.engine is endpoint and endpoint.plain_url is empty, so that greedy text and speed are not compared with those "
+    "without the draft: give the address of an engine that has none"
+)
 
 
-def check(settings: Settings) -> None:
-    """Refuse an engine that could not judge."""
+def check(settings: Settings) -> list[str]:
+    """Refuse an engine that could not judge; sentences about what it leaves open."""
     how = settings.acceptance.engine
     if how == "none":
-        return
+        return []
     if "vllm" not in settings.export.engines:
         raise UserError("acceptance.engine has vLLM serve the draft, and export.engines leaves vllm out: add it")
     if settings.acceptance.prompts is None:
         raise UserError("acceptance.engine sends acceptance.prompts to an engine, and it is empty: give a file of prompts")
     if how == "endpoint":
         endpoint.check(settings, "acceptance.engine")
-    else:
-        engine_command(settings.engine)
-        engine_version(settings, "")
+        return [] if settings.endpoint.plain_url else [_NOT_COMPARED]
+    engine_command(settings.engine)
+    engine_version(settings, "")
+    return []
 
 
 def nodes(settings: Settings, exports: list[Made], verifier: Verifier) -> list[Node]:
     """The one node, where an engine is named, for the export that vLLM loads. Its version is asked for once that is known."""
-    chosen = settings.acceptance
-    if chosen.engine == "none":
+    if settings.acceptance.engine == "none":
         return []
     exported = next(one for one in exports if one.node.settings["engine"] == "vllm")
+    compared = settings.acceptance.engine == "start" or settings.endpoint.plain_url is not None
+    return [_node(settings, verifier, "vLLM", exported.input("export"), bool(exported.outputs), compared)]
+
+
+def rivals(settings: Settings, drafts: Sequence[tuple[str, Input]], verifier: Verifier) -> list[Node]:
+    """A node for each of other people's drafts, with which engines are started, too."""
+    if settings.acceptance.engine != "start":
+        return []
+    return [_node(settings, verifier, name, draft, known=True, compared=False) for name, draft in drafts]
+
+
+def _node(settings: Settings, verifier: Verifier, name: str, draft: Input | Pending, known: bool, compared: bool) -> Node:
+    """``known``: whether the draft is there; ``compared``: whether the prompts are answered without one, too."""
+    chosen = settings.acceptance
     assert chosen.prompts is not None
     count = min(chosen.max_prompts, settings.limit or chosen.max_prompts)
     rows = read_prompts(chosen.prompts, count)
@@ -57,9 +75,9 @@ def nodes(settings: Settings, exports: list[Made], verifier: Verifier) -> list[N
     roles = ("embed", "layer", "norm", "lm_head", "numbers", "tokenizer") if started else ("tokenizer",)
     own = {
         "model": model,
-        "version": engine_version(settings, model) if exported.outputs else "",
+        "version": engine_version(settings, model) if known else "",
         "arguments": settings.engine.arguments if started else [],
-        "plain": started or settings.endpoint.plain_url is not None,
+        "plain": compared,
         "k": chosen.k,
         "max_new_tokens": chosen.max_new_tokens,
         "temperatures": chosen.temperatures,
@@ -69,7 +87,7 @@ def nodes(settings: Settings, exports: list[Made], verifier: Verifier) -> list[N
         "max_loop": settings.validation.max_loop,
     }
     inputs = {
-        "export": exported.input("export"),
+        "export": draft,
         "verifier": verifier.input(*roles),
         "prompts": Input(digest_bytes(canonical_json(rows)), path=str(Path(chosen.prompts).absolute())),
     }
@@ -80,7 +98,7 @@ def nodes(settings: Settings, exports: list[Made], verifier: Verifier) -> list[N
         "environment": settings.engine.environment,
         "start_timeout": settings.engine.start_timeout,
     }
-    return [Node(STAGE, "vLLM", own, inputs, tokens=3 * count * chosen.max_new_tokens, knobs=knobs)]
+    return Node(STAGE, name, own, inputs, tokens=3 * count * chosen.max_new_tokens, knobs=knobs)
 
 
 def compute(job: Job) -> None:

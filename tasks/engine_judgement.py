@@ -1,5 +1,6 @@
 """What is measured in an engine that has the draft, and in one that has none, and how the two compare."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from errors import UserError
@@ -24,19 +25,20 @@ def with_draft(job: Job, client: EngineClient, rows: Rows) -> tuple[dict[str, An
         "k": chosen["k"],
         "concurrency": chosen["concurrency"],
         "prompts": len(rows),
-        "prompts_as_ours": _as_ours(job, rows, greedy),
         "tokens": greedy.tokens,
         **_accepted(greedy),
-        "degenerate": sum(looping),
         "warm": {},
     }
-    sound = [row for row, loops in zip(rows, looping, strict=True) if not loops]
+    if looping is not None:  # so there are token ids
+        facts |= {"prompts_as_ours": _as_ours(job, rows, greedy), "degenerate": sum(looping)}
+    loops: Sequence[bool | None] = [None] * len(rows) if looping is None else looping
+    sound = [row for row, one in zip(rows, loops, strict=True) if not one]
     if sound and len(sound) < len(rows):
         facts["sound_length"] = _accepted(_run(job, client, sound, 0.0))["length"]
     for temperature in chosen["temperatures"]:
         facts["warm"][f"{temperature:g}"] = _accepted(_run(job, client, rows, temperature))
-    told = zip(rows, greedy.answers, looping, strict=True)
-    cases = [{"id": row["id"], "tokens": answer.tokens, "degenerate": loops} for row, answer, loops in told]
+    told = zip(rows, greedy.answers, loops, strict=True)
+    cases = [{"id": row["id"], "tokens": answer.tokens, "degenerate": one} for row, answer, one in told]
     return facts, cases, greedy
 
 

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from kimi_adapters.engine_answers import Answer
 from kimi_adapters.engine_client import EngineClient
 from kimi_adapters.engine_metrics import Counters
 from kimi_adapters.engine_requests import RequestFailed
-from tasks.repetition import repetition
+from tasks.repetition import SHORTEST, repetition
 
 _SETTLED_IN = 20.0  # seconds that counters may lag behind answers
+_STILL = 1.0  # seconds without a token, after which nobody is being answered
+_SHORTEST = 24  # tokens of an answer that can loop: an engine is asked for fewer than validation wants
+_RUNS = 3  # of the same prompts, where answers have to be asked for again
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,26 @@ class EngineRun:
 def answer_all(
     client: EngineClient, rows: list[dict[str, Any]], *, temperature: float, max_new_tokens: int, seed: int = 0
 ) -> EngineRun:
-    """Ask every prompt once. ``UserError``: one has no answer, or the engine answered somebody else meanwhile."""
-    before = Counters.read(client.metrics())
+    """Ask every prompt once; all of them again where one had to be repeated, which the engine counted twice.
+
+    ``UserError``: one has no answer, each run had repeats, or the engine answered somebody else meanwhile.
+    """
+    for _ in range(_RUNS):
+        repeats, before = client.repeats, Counters.read(client.metrics())
+        answers, seconds = _ask_all(client, rows, temperature, max_new_tokens, seed)
+        if client.repeats == repeats:
+            return EngineRun(answers, seconds, _settled(client, before, sum(answer.tokens for answer in answers)))
+        _wait_until_still(client)
+    raise UserError(
+        f"answers of the engine at {client.url} had to be asked for again in each of {_RUNS} runs, so that its counters are of "
+        "more than our answers: see its log, or raise endpoint.timeout"
+    )
+
+
+def _ask_all(
+    client: EngineClient, rows: list[dict[str, Any]], temperature: float, max_new_tokens: int, seed: int
+) -> tuple[list[Answer], float]:
+    """The answers, and the seconds that they all took."""
     answers: dict[int, Answer] = {}
 
     def ask(number: int) -> Answer:
@@ -57,9 +79,16 @@ def answer_all(
             client.stop()
             raise UserError(f"the engine at {client.url} gives prompt {rows[number]['id']} no answer ({found}): see its log")
         answers[number] = found
-    seconds = time.monotonic() - began
-    given = [answers[number] for number in range(len(rows))]
-    return EngineRun(given, seconds, _settled(client, before, sum(answer.tokens for answer in given)))
+    return [answers[number] for number in range(len(rows))], time.monotonic() - began
+
+
+def _wait_until_still(client: EngineClient) -> None:
+    """An answer that nobody waits for any more may still be written, and counted."""
+    deadline = time.monotonic() + _SETTLED_IN
+    counted = None
+    while (now := Counters.read(client.metrics()).generated) != counted and time.monotonic() < deadline:
+        counted = now
+        time.sleep(_STILL)
 
 
 def _settled(client: EngineClient, before: Counters, tokens: int) -> Counters:
@@ -75,10 +104,19 @@ def _settled(client: EngineClient, before: Counters, tokens: int) -> Counters:
     return found
 
 
-def degenerate(run: EngineRun, max_repetition: float, max_loop: int) -> list[bool]:
-    """Which answers say again and again what they have said, by validation's measures; never those without token ids."""
-    ids = [np.array(answer.ids or [], np.int32) for answer in run.answers]
-    offsets = np.cumsum([0, *map(len, ids)])
-    joined = np.concatenate(ids)
-    share, loops = repetition(joined, np.ones(len(joined), np.uint8), offsets)
+def degenerate(run: EngineRun, max_repetition: float, max_loop: int) -> list[bool] | None:
+    """Which answers of ``_SHORTEST`` tokens and more say again and again what they have said, by validation's measures; None
+    where the engine gives no token ids."""
+    given = [answer.ids for answer in run.answers]
+    if None in given:
+        return None
+    padded = [_padded(ids or []) for ids in given]
+    joined, offsets = np.array([*chain(*padded)], np.int32), np.cumsum([0, *map(len, padded)])
+    covered, loops = repetition(joined, np.ones(len(joined), np.uint8), offsets)
+    share = covered * np.diff(offsets) / [max(1, len(ids or [])) for ids in given]
     return [bool(one) for one in (share > max_repetition) | (loops > max_loop)]
+
+
+def _padded(ids: list[int]) -> list[int]:
+    """As long as validation's measures want an answer, by tokens that repeat nothing."""
+    return [*ids, *range(len(ids) - SHORTEST, 0)] if len(ids) >= _SHORTEST else ids

@@ -1,13 +1,18 @@
-"""What a plan refuses once it knows the verifier."""
+"""What a plan refuses, and what it says of what it does not refuse."""
 
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from errors import UserError
-from flows.checks import check_length
+from flows.checks import check_length, check_settings, check_target
 from tasks.handles import Verifier
 from tasks.settings import Settings
+from tests.kimi_adapters.draft_fixtures import LAYER_IDS
+from tests.kimi_adapters.published_fixtures import flat_values, write_draft
 
 
 def test_samples_longer_than_the_verifier_reads_are_refused() -> None:
@@ -17,3 +22,19 @@ def test_samples_longer_than_the_verifier_reads_are_refused() -> None:
         check_length(settings, Verifier("v", facts, "", None, "chatml"))
     with pytest.raises(UserError, match=r"corpus\.max_length is 4096 and the verifier reads 4095 tokens"):
         check_length(settings, Verifier("v", {"max_length": 4095}, "", None, "chatml"))
+
+
+def test_what_an_engine_leaves_open_and_what_it_alone_judges_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi!"}]}')
+    sections = {
+        "verifier": {"embedded": "smollm2-135m-instruct"},
+        "acceptance": {"prompts": str(tmp_path / "p.jsonl"), "engine": "endpoint"},
+    }
+    with caplog.at_level(logging.WARNING, "eyas"):
+        check_settings(Settings.model_validate({**sections, "endpoint": {"url": "http://127.0.0.1:1/v1"}}))
+    assert "endpoint.plain_url is empty" in caplog.text
+    theirs = write_draft(tmp_path / "theirs", flat_values(architectures=["Other"]), {"x": torch.ones(1)})
+    compared = Settings.model_validate({"acceptance": {"engine": "start", "compare": [str(theirs)]}})
+    with caplog.at_level(logging.WARNING, "eyas"):
+        check_target(compared, Verifier("v", None, "", None, "chatml"), LAYER_IDS)
+    assert "of the architecture ['Other']" in caplog.text and "it is judged in the engine alone" in caplog.text

@@ -1,11 +1,15 @@
 """An endpoint in real runs: its answers become conversations, and its judgement stands in the report."""
 
 import json
+import sys
 from pathlib import Path
+
+import torch
 
 from tasks.formats import CONVERSATIONS
 from tests.engine_endpoint import MODEL, Endpoint, Engine, serving
-from tests.projects import Project, ran
+from tests.kimi_adapters.published_fixtures import flat_values, write_draft
+from tests.projects import ROOT, Project, ran
 from tests.prophet import Prophet
 
 SECRET = "sk-Quetzal-7"
@@ -48,3 +52,22 @@ def test_what_an_engine_accepts_is_in_the_report(project: Project, cut_verifier:
     assert done.returncode == 2 and "more than gates.max_engine_gap = 0.1" in done.stderr
     (report,) = (project.folder / "state" / "reports").glob("*/report.md")
     assert "## Acceptance in vLLM 0.0.test" in report.read_text() and "for 2 of 2 prompts" in report.read_text()
+
+
+def test_engines_are_started_with_our_draft_and_with_one_that_only_they_run(project: Project) -> None:
+    """In children that may open what they declare; our draft accepts there what it accepts here."""
+    values = flat_values(architectures=["Eagle3DeepseekV2ForCausalLM"])
+    theirs = write_draft(project.folder / "elsewhere" / "theirs", values, {"x": torch.ones(1)})
+    starts = project.folder / "starts"
+    chosen = [f"engine.command=[{sys.executable}, -m, tests.fake_vllm]", "engine.version=0.0.test", f"endpoint.model={MODEL}"]
+    chosen += [f"engine.environment={{PYTHONPATH: {ROOT}, STARTS: {starts}}}", "acceptance.engine=start"]
+    arguments = [word for one in [*chosen, f"acceptance.compare=[{theirs}]"] for word in ("--set", one)]
+    nodes = project.nodes("run", *arguments)
+    assert [node["node"] for node in nodes if node["status"] == "run"] == ["vLLM", "theirs"]
+    started = [json.loads(line)["pid"] for line in starts.read_text().splitlines()]
+    assert len(started) == 3 and not any(Path(f"/proc/{pid}").exists() for pid in started)
+    report = max((project.folder / "state" / "reports").glob("*/report.md")).read_text()
+    assert "| ours | vLLM 0.0.test | 0 |" in report and "| theirs | vLLM 0.0.test | 0 |" in report
+    assert "for 2 of 2 prompts" in report and "elsewhere" not in report
+    planned = project.eyas("plan", str(project.settings), *arguments)
+    assert planned.returncode == 0 and "it is judged in the engine alone" in planned.stderr

@@ -8,7 +8,7 @@ from artifacts.manifest import Ref
 from artifacts.stage import Made, Node, Stage
 from errors import UserError
 from flows.engine_gates import engine_gap, gate_engine
-from flows.report_engine import engine_section
+from flows.report_engine import engine_notes, engine_section
 from flows.train_draft import DraftRun
 from running.tables import acceptance_table
 from tasks.settings import Settings
@@ -33,9 +33,9 @@ ENGINE = {
 }
 
 
-def made(kind: str, facts: dict[str, Any]) -> Made:
+def made(kind: str, facts: dict[str, Any], name: str = "") -> Made:
     return Made(
-        Node(Stage(kind, f"tasks.{kind}", ()), "", {}, {}), {kind: Ref.model_construct(kind=kind, digest="00", facts=facts)}
+        Node(Stage(kind, f"tasks.{kind}", ()), name, {}, {}), {kind: Ref.model_construct(kind=kind, digest="00", facts=facts)}
     )
 
 
@@ -63,8 +63,9 @@ def test_other_greedy_text_passes_only_where_the_engine_does_not_repeat_itself()
     gate_engine(Settings(), [DECODED], [made("engine_acceptance", {n: v for n, v in ENGINE.items() if "equal" not in n})])
 
 
-def section(**facts: Any) -> str:
-    return engine_section(cast(DraftRun, type("Run", (), {"judged": [DECODED], "engines": engine(**facts)})))[0]
+def section(*rivals: Made, **facts: Any) -> str:
+    ran = {"judged": [DECODED], "engines": engine(**facts), "rivals": list(rivals)}
+    return engine_section(cast(DraftRun, type("Run", (), ran)))[0]
 
 
 def test_the_report_and_the_table_show_it() -> None:
@@ -74,4 +75,8 @@ def test_the_report_and_the_table_show_it() -> None:
     apart = section(degenerate=2, sound_length=1.25, prompts_as_ours=7)
     assert "2 answers fall into repetition, which any draft foresees; without those the acceptance length is 1.25." in apart
     assert "Its template writes 3 prompts otherwise" in apart
+    (silent,) = engine_notes({name: one for name, one in ENGINE.items() if name not in ("degenerate", "prompts_as_ours")})[2:]
+    assert silent == "It gives no token ids, so that repetition and its template were not looked at."
+    beside = section(made("engine_acceptance", {**ENGINE, "length": 1.6, "warm": {}}, "theirs"))
+    assert "| ours | vLLM 0.32.0 | 0 | **1.32** |" in beside and "| theirs | vLLM 0.32.0 | 0 | **1.60** |" in beside
     assert "vLLM 0.32.0" in acceptance_table({}, [ENGINE]) and "10 of 10" in acceptance_table({}, [ENGINE])

@@ -22,7 +22,8 @@ from kimi_adapters.trainer import train
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.walk import walk
 from kimi_adapters.weights import Checkpoint
-from tests.kimi_adapters.draft_fixtures import save, write_shard
+from tests.kimi_adapters.draft_fixtures import save
+from tests.kimi_adapters.heard_answers import heard
 
 LAYERS, LAYER_IDS, VOCABULARY_SIZE = [0, 1, 28, 29], [1, 2, 3], 2048
 K, NEW_TOKENS, PROMPTS = 3, 24, 6
@@ -67,13 +68,7 @@ def setting(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 
     made = [(p + a, [0] * len(p) + [1] * len(a), "train" if i % 4 else "held_out")
             for i, (p, a) in enumerate(zip(prompts, plain, strict=True))]  # fmt: skip
-    states: dict[str, list[torch.Tensor]] = {name: [] for name in (*(f"layer.{k}" for k in LAYER_IDS), "last")}
-    for ids, _, _ in made:
-        step = verifier.forward(torch.tensor([ids]), verifier.new_cache(1, len(ids)), LAYER_IDS)
-        for k, part in zip(LAYER_IDS, step.aux[0].chunk(len(LAYER_IDS), dim=-1), strict=True):
-            states[f"layer.{k}"].append(part)
-        states["last"].append(step.last[0])
-    shard = write_shard(directory / "shard", made, {name: torch.cat(parts) for name, parts in states.items()})
+    shard = heard(directory / "shard", verifier, made, LAYER_IDS)
 
     answers = {token for answer in plain for token in answer}
     vocabulary = DraftVocabulary.of_tokens(answers, checkpoint.config.vocab_size)

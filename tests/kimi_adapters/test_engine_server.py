@@ -73,6 +73,26 @@ def test_it_ends_with_a_killed_starter(tmp_path: Path) -> None:
     assert all(ends(pid) for pid in pids(tmp_path))
 
 
+def test_it_ends_with_a_killed_keeper(tmp_path: Path) -> None:
+    """The keeper's whole group, as a terminal kills."""
+    command = [sys.executable, "-c", ENGINE]
+    with serving(command, tmp_path / "log", environment={"PIDS": str(tmp_path / "pids")}):
+        server = pids(tmp_path)[0]
+        keeper = int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+        os.killpg(keeper, signal.SIGKILL)
+        assert all(ends(pid) for pid in pids(tmp_path)) and len(pids(tmp_path)) == 2
+
+
+def test_it_ends_with_an_error_inside(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENGINE]
+    with (
+        pytest.raises(LookupError, match="inside"),
+        serving(command, tmp_path / "log", environment={"PIDS": str(tmp_path / "pids")}),
+    ):
+        raise LookupError("inside")
+    assert all(ends(pid) for pid in pids(tmp_path)) and len(pids(tmp_path)) == 2
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [

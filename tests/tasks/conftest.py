@@ -1,6 +1,7 @@
-"""Real answers of the cut verifier, with the states that it had while it gave them."""
+"""Real answers of the cut verifier, with the states that it had while it gave them; an engine that serves it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from kimi_adapters.generation import generate
 from kimi_adapters.tokenizer import Tokenizer
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
+from tests.engine_endpoint import Engine
 from tests.projects import TOPICS, conversation
+from tests.prophet import Prophet
+from tests.tasks.engine_judge import ROWS, TOKENS, Judge
 from tests.tasks.stage_jobs import Bench, Made, Text
 
 ANSWER_TOKENS = 24
@@ -46,3 +50,21 @@ def clean(bench: Bench, texts: list[Text]) -> Made:
     shard = bench.shard(texts)
     bench.extract(shard)
     return shard
+
+
+@pytest.fixture(scope="session")
+def engine(cut_verifier: Path) -> Engine:
+    """The cut verifier as an engine has it."""
+    return Engine(cut_verifier)
+
+
+@pytest.fixture(scope="session")
+def prophet(engine: Engine) -> Any:
+    """A draft that knows most of what the engine answers."""
+    return Prophet.of(engine, ROWS, TOKENS)
+
+
+@pytest.fixture
+def judged(tmp_path: Path, cut_verifier: Path) -> Judge:
+    """Judges drafts in engines."""
+    return Judge(tmp_path, cut_verifier)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +22,11 @@ from tasks.paired import difference
 from tasks.prompts import read_prompts
 from tasks.settings import Settings
 from tests.kimi_adapters.draft_fixtures import generator, save
-from tests.kimi_adapters.published_fixtures import flat_names, flat_values, layer_values, write_draft
+from tests.kimi_adapters.published_fixtures import flat_names, flat_values, layer_values, nested_values, write_draft
 from tests.tasks.stage_jobs import Bench, Text
 
 IDS = [1, 2, 3]
+TINY = {"hidden_size": 32, "vocab_size": 97, "num_layers": 6}
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +123,15 @@ def target(sizes: dict[str, Any]) -> Verifier:
     return Verifier("org/verifier", {**facts, "roles": roles}, "", Input("", path="/nowhere"), None)
 
 
-def compare(*folders: Path) -> Settings:
-    return Settings.model_validate({"acceptance": {"compare": [str(folder) for folder in folders]}})
+def compare(*folders: Path, **acceptance: Any) -> Settings:
+    return Settings.model_validate({"acceptance": {"compare": [str(folder) for folder in folders], **acceptance}})
+
+
+class Digests:
+    """What remembers digests of files, without a memory."""
+
+    def digests(self, paths: Sequence[Path]) -> list[str]:
+        return [digest_bytes(path.read_bytes()) for path in paths]
 
 
 def test_what_could_not_be_judged_is_refused_while_planning(published: Path, tmp_path: Path) -> None:
@@ -140,16 +147,44 @@ def test_what_could_not_be_judged_is_refused_while_planning(published: Path, tmp
     scaling = {"rope_type": "dynamic", "rope_theta": 5e4, "factor": 4.0}
     stretched = write_draft(tmp_path / "stretched", flat_values(**layer_values(rope_scaling=scaling)), {"x": torch.ones(1)})
     with pytest.raises(UserError, match="with the rope dynamic, which does not run here"):
-        comparison.check(compare(stretched), target({"hidden_size": 32, "vocab_size": 97, "num_layers": 6}), IDS, decodes=False)
+        comparison.check(compare(stretched), target(TINY), IDS, decodes=False)
+
+
+def test_what_only_an_engine_runs_is_judged_there_alone(published: Path, tmp_path: Path) -> None:
+    """Another architecture, another algorithm, quantized weights, another rope, layers that are not stored."""
+    weights, scaling = {"x": torch.ones(1)}, {"rope_type": "dynamic", "rope_theta": 5e4, "factor": 4.0}
+    values = {
+        "latent": flat_values(architectures=["Eagle3DeepseekV2ForCausalLM"]),
+        "packed": flat_values(quantization_config={"quant_method": "fp8"}),
+        "parallel": nested_values(speculators_model_type="dflash"),
+        "stretched": flat_values(**layer_values(rope_scaling=scaling)),
+        "deeper": flat_values(),
+    }
+    folders = [write_draft(tmp_path / name, each, weights) for name, each in values.items()]
+    settings, verifier, memo = compare(*folders, engine="start"), target(TINY), Digests()
+    told = comparison.check(settings, verifier, IDS, decodes=False)
+    assert len(told) == 5 and all(each.endswith("; it is judged in the engine alone") for each in told)
+    reasons = ("DeepseekV2ForCausalLM", "quantization_config", "algorithm 'dflash'", "rope dynamic", "reads the layers")
+    assert all(reason in sentence for reason, sentence in zip(reasons, told, strict=True)), told
+    replaying = Node(acceptance.STAGE, "replay", {"k": 3}, {"ids.0": Input("aa")}, entry="compute_replay")
+    assert comparison.nodes(settings, [replaying], verifier, IDS, memo) == []
+    assert [name for name, _ in comparison.drafts(settings, memo)] == list(values)
+    for folder in folders:
+        with pytest.raises(UserError):
+            comparison.check(compare(folder), verifier, IDS, decodes=False)
+    with pytest.raises(UserError, match="this one has 49152 and 64"):
+        comparison.check(compare(published, engine="start"), target({"hidden_size": 64}), IDS, decodes=False)
+    (folders[0] / "config.json").write_text("{")
+    with pytest.raises(UserError, match="is not JSON"):
+        comparison.check(compare(folders[0], engine="start"), verifier, IDS, decodes=False)
 
 
 def test_a_node_is_ours_with_another_draft_and_does_not_depend_on_ours(published: Path) -> None:
-    memo = SimpleNamespace(digests=lambda paths: [digest_bytes(path.read_bytes()) for path in paths])
     inputs: dict[str, Input | Pending] = {"draft": Pending("training"), "start": Pending("training"), "ids.0": Input("aa")}
     ours = Node(acceptance.STAGE, "replay", {"k": 3}, inputs, entry="compute_replay", tokens=9)
-    (node,) = comparison.nodes(compare(published), [ours], target({}), memo)
+    (node,) = comparison.nodes(compare(published), [ours], target({}), IDS, Digests())
     assert (node.name, node.entry, node.settings, node.tokens) == ("theirs", "compute_replay", {"k": 3}, 9)
     assert set(node.inputs) == {"draft", "ids.0", "verifier"} and node.inputs["ids.0"] == Input("aa")
     draft = node.inputs["draft"]
     assert isinstance(draft, Input) and draft.path == str(published)
-    assert comparison.nodes(compare(), [ours], target({}), memo) == []
+    assert comparison.nodes(compare(), [ours], target({}), IDS, Digests()) == []

@@ -15,7 +15,9 @@ from errors import UserError
 from kimi_adapters import draft_formats, torch_file
 from kimi_adapters.deepseek_config import YarnScaling
 from kimi_adapters.draft import save_draft
+from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.draft_reload import first_drafts
+from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.published_draft import read_published
@@ -158,6 +160,26 @@ def test_offsets_that_an_export_takes_as_absolute_are_named(bench: Bench, monkey
     monkeypatch.setattr(torch_file, "write_tensors", absolute)
     with pytest.raises(UserError, match=r"d2t \(target = i \+ d2t\[i\]\) that does not name 39 rising ids"):
         exported(bench, engine)
+
+
+def test_offsets_that_our_runner_takes_as_absolute_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = DraftRunner.load
+
+    def absolute(folder: Path) -> DraftRunner:
+        runner = right(folder)
+        runner.targets -= torch.arange(len(runner.targets))
+        return runner
+
+    monkeypatch.setattr(DraftRunner, "load", absolute)
+    with pytest.raises(UserError, match="other drafts than the trained one at [1-9]"):
+        exported(bench, "vllm")
+
+
+def test_a_state_that_our_runner_norms_twice_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_out = DraftLayers.read_out
+    monkeypatch.setattr(DraftLayers, "read_out", lambda layers, hidden: read_out(layers, read_out(layers, hidden)[0]))
+    with pytest.raises(UserError, match="other drafts than the trained one at [1-9]"):
+        exported(bench, "vllm")
 
 
 STRETCHES = [YarnScaling(8.0, 64, 32.0, 1.0, True, 1.0, 1.0), Llama3Scaling(8.0, 1.0, 4.0, 64)]
