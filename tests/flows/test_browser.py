@@ -103,7 +103,7 @@ def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, p
     assert (told["name"], told["training"]["epochs"], told["training"]["scheduler"]) == ("by hand", 1, "linear")
     page.click_text("Artifacts")
     page.click_text("draft-report")
-    page.sees("Acceptance")
+    page.sees("The rule: serve a draft")  # the report itself, not its name in the list
     page.shoot(shots / "5_report.png")
     page.height(4500)
     page.shoot(shots / "6_whole_report.png")
@@ -146,4 +146,9 @@ def test_over_its_budget_a_run_is_resumed(served: Served, page: Page, shots: Pat
     watch(page, served, run, "Paused")
     page.click_text("Resume")
     page.sees("GPU hours")
+    page.click("[...document.querySelectorAll('.p-modal input')].find(e => e.type === 'checkbox')")
+    page.wait("[...document.querySelectorAll('.p-modal input')].find(e => e.type === 'checkbox').checked")
     page.shoot(shots / "9_resume.png")
+    page.click("[...document.querySelectorAll('.p-modal button')].find(e => ['Submit', 'Resume'].includes(e.innerText.trim()))")
+    watch(page, served, run, "Completed")
+    page.shoot(shots / "10_resumed.png")
