@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +35,7 @@ class Source:
     url: str
     model: str
     folder: Path | None
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     timeout: float = 600.0
     attempts: int = 6
     backoff: float = 0.5

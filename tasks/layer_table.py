@@ -52,7 +52,9 @@ def _checked(endpoint_settings: dict[str, Any]) -> Settings:
     try:
         settings = Settings.model_validate({"endpoint": endpoint_settings})
     except ValidationError as error:
-        raise UserError(f"--endpoint is wrong: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        first = error.errors()[0]
+        option = {"url": "--endpoint", "api_key_env": "--api-key-env"}.get(str(first["loc"][-1]), "an option")
+        raise UserError(f"{option} is wrong: {first['msg'].removeprefix('Value error, ')}") from None
     endpoint.check(settings, "eyas prove-layers")
     return settings
 

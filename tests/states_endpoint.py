@@ -26,7 +26,7 @@ class StatesEndpoint:
 
     Faults: ``500``, ``truncated``, ``other ids`` (in the answer), ``swapped`` (another request's file), ``short``, ``nan``,
     ``half`` (bfloat16), ``slow`` (no answer until the end), ``dies`` (from then on no connection holds). ``shift`` is added to
-    the layers; ``last`` is what is done to the last state.
+    the layers; ``last`` is what is done to the last state. Whoever does not send the ``key`` is refused, on every route.
     """
 
     verifier: Path
@@ -36,6 +36,7 @@ class StatesEndpoint:
     shift: int = 0
     last: Callable[[Tensor, "StatesEndpoint"], Tensor] = lambda state, endpoint: state
     prefix_caching: str = "False"
+    key: str | None = None
     url: str = ""
     asked: int = 0
     dead: bool = False
@@ -118,6 +119,8 @@ class StatesEndpoint:
 def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.refused():
+                return
             metric = f'vllm:cache_config_info{{enable_prefix_caching="{endpoint.prefix_caching}"}} 1.0\n'
             found = {
                 "/v1/models": json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 128}]}),
@@ -128,11 +131,20 @@ def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.refused():
+                return
             answer = endpoint.answer(body)
             if endpoint.dead:
                 self.close_connection = True
             else:
                 self.reply(200 if answer else 500, answer or b"{}")
+
+        def refused(self) -> bool:
+            sent = self.headers.get("Authorization", "")
+            if endpoint.key is None or sent == f"Bearer {endpoint.key}":
+                return False
+            self.reply(401, json.dumps({"error": {"message": f"the key {sent} is wrong"}}).encode())
+            return True
 
         def reply(self, code: int, body: bytes) -> None:
             self.send_response(code)

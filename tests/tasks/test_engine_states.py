@@ -23,7 +23,7 @@ from tests.kimi_adapters.llama_fixtures import write_tiny_llama
 from tests.states_endpoint import MODEL, VERSION, StatesEndpoint
 from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
-MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3, "api_key_env": None}
+MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3}
 SHAPE = Shape(3, 4, "float32")
 SETTINGS = {
     "engine": "vllm",
@@ -66,10 +66,12 @@ def shard(bench: Bench, *seeds: int) -> Made:
     return bench.shard([Text(ids, [1] * len(ids)) for ids in samples])
 
 
-def draw(bench: Bench, endpoint: StatesEndpoint, reference: Path, *shards: Made, **settings: Any) -> list[Any]:
-    """Run the stage on shards; the events that its jobs sent, when it fails, too."""
+def draw(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, *shards: Made, key: str | None = None, **settings: Any
+) -> list[Any]:
+    """Run the stage on shards; the events that its jobs sent, when it fails, too. ``key`` names the variable that has it."""
     events: list[Any] = []
-    knobs = {**MANNERS, "url": endpoint.url, "model": MODEL}
+    knobs = {**MANNERS, "url": endpoint.url, "model": MODEL, "api_key_env": key}
     inputs = {"verifier": bench.verifier, "head": bench.verifier, "reference": reference, "folder": endpoint.folder}
     jobs = [bench.one_job({**SETTINGS, **settings}, {"ids": one.ids, **inputs}, knobs, events) for one in shards]
     try:
@@ -187,3 +189,31 @@ def test_another_version_and_samples_too_long_are_refused(bench: Bench, endpoint
     assert f"runs version {VERSION}" in why(draw(bench, endpoint, reference, shard(bench, 1), version="0.32.0"))
     assert "--max-model-len 129" in why(draw(bench, endpoint, reference, shard(bench, 123)))
     assert endpoint.asked == 0
+
+
+def test_the_key_goes_into_the_header_and_nowhere_else(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The endpoint refuses whoever comes without it, the proof's requests and the samples' alike."""
+    endpoint.key = secret = "sk-Quetzal-7"
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv("ENDPOINT_KEY", secret)
+    mine = shard(bench, 1, 2)
+    events = draw(bench, endpoint, reference, mine, key="ENDPOINT_KEY")
+    assert len(outputs(events)) == 1 and endpoint.asked == 3
+    monkeypatch.setenv("ENDPOINT_KEY", "sk-Quetzal-8")
+    events += draw(bench, endpoint, reference, mine, key="ENDPOINT_KEY")
+    assert "refuses the key" in why(events)
+    assert "refuses the key" in why(draw(bench, endpoint, reference, mine))
+    written = [path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()]
+    assert len(written) > 3 and not any(b"Quetzal" in content for content in written)
+    assert "Quetzal" not in json.dumps(events) + caplog.text
+
+
+def test_a_key_that_is_wrong_for_the_samples_alone_is_told_without_it(endpoint: StatesEndpoint) -> None:
+    endpoint.key = "sk-Quetzal-7"
+    source = Source(endpoint.url, MODEL, endpoint.folder, key="sk-Quetzal-8", backoff=0.01)
+    assert "Quetzal" not in repr(source)
+    with pytest.raises(UserError, match="status 401") as told:
+        drawn_files(source, [[7, 8, 9]], SHAPE, lambda done: None)
+    assert "Quetzal" not in str(told.value)
