@@ -101,9 +101,9 @@ class StatesEndpoint:
             write_tensors(file, tensors, torch.bfloat16 if fault == "half" else None)
 
     @contextmanager
-    def served(self) -> Iterator["StatesEndpoint"]:
-        """Serve on a free port of loopback until the block ends."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+    def served(self, port: int = 0) -> Iterator["StatesEndpoint"]:
+        """Serve on loopback until the block ends, on a free port unless one is given."""
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -124,6 +124,7 @@ def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
             metric = f'vllm:cache_config_info{{enable_prefix_caching="{endpoint.prefix_caching}"}} 1.0\n'
             found = {
                 "/v1/models": json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 128}]}),
+                "/health": "",
                 "/version": json.dumps({"version": VERSION}),
                 "/metrics": f"# TYPE vllm:cache_config_info gauge\n{metric}",
             }
