@@ -22,7 +22,7 @@ Fault = Callable[[int], str]
 
 @dataclass
 class StatesEndpoint:
-    """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing.
+    """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing; ``prompts`` are theirs.
 
     Faults: ``500``, ``truncated``, ``other ids`` (in the answer), ``swapped`` (another request's file), ``short``, ``nan``,
     ``half`` (bfloat16), ``slow`` (no answer until the end), ``dies`` (from then on no connection holds). ``shift`` is added to
@@ -38,7 +38,7 @@ class StatesEndpoint:
     prefix_caching: str = "False"
     key: str | None = None
     url: str = ""
-    asked: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
     dead: bool = False
     lock: Any = field(default_factory=threading.Lock)
     over: threading.Event = field(default_factory=threading.Event)
@@ -47,6 +47,11 @@ class StatesEndpoint:
         self.checkpoint = Checkpoint(self.verifier)
         self.head = self.checkpoint.lm_head(torch.float32)
         self.folder.mkdir(exist_ok=True)
+
+    @property
+    def asked(self) -> int:
+        """How many requests there were."""
+        return len(self.prompts)
 
     def streams(self, ids: list[int]) -> list[Tensor]:
         """What enters each layer, then what leaves the last."""
@@ -65,11 +70,11 @@ class StatesEndpoint:
         eps = self.checkpoint.config.rms_norm_eps
         return state * torch.rsqrt(state.square().mean(-1, keepdim=True) + eps) * self.checkpoint.norm(torch.float32)
 
-    def answer(self, body: dict[str, Any]) -> bytes | None:
-        """The body of an answer; None where there is none."""
+    def answer(self, body: dict[str, Any], request: str | None) -> bytes | None:
+        """The body of an answer to the request of that id; None where there is none."""
         with self.lock:
-            self.asked += 1
-            fault, name = self.fault(self.asked), f"cmpl-{self.asked}"
+            self.prompts.append(list(body["prompt"]))
+            fault, name = self.fault(self.asked), f"cmpl-{request or self.asked}-0"  # as vLLM names it
             ids, generated = list(body["prompt"]), list[int]()
             while len(generated) < body["max_tokens"]:
                 streams = self.streams([*ids, *generated])
@@ -134,7 +139,7 @@ def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.refused():
                 return
-            answer = endpoint.answer(body)
+            answer = endpoint.answer(body, self.headers.get("X-Request-Id"))
             if endpoint.dead:
                 self.close_connection = True
             else:

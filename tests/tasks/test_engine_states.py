@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from errors import UserError
-from kimi_adapters.engine_states import SampleFailed, Shape, Source, fault_of
+from kimi_adapters.engine_states import SampleFailed, Shape, Source, fault_of, sweep
 from kimi_adapters.engine_states import draw as drawn_files
 from kimi_adapters.layer_proof import REFERENCE
 from kimi_adapters.own_streams import own_streams
@@ -128,7 +129,7 @@ def test_a_sample_that_stays_wrong_stops_its_shard_alone(
     events = draw(bench, endpoint, reference, shard(bench, 1), shard(bench, 2))
     assert len(outputs(events)) == 1
     assert "sample 0 got no states from the engine in 3 tries" in why(events) and reason in why(events)
-    assert {path.stem for path in endpoint.folder.glob("*.safetensors")} - {"foreign"} <= {f"cmpl-{n}" for n in (3, 4, 5)}
+    assert {path.stem for path in endpoint.folder.iterdir()} <= {"foreign"}
 
 
 def test_a_slow_answer_is_asked_for_again_and_told_where_all_are(endpoint: StatesEndpoint) -> None:
@@ -136,10 +137,15 @@ def test_a_slow_answer_is_asked_for_again_and_told_where_all_are(endpoint: State
     shape, told = Shape(len(LAYERS) + 1, 48, "float32"), lambda done: None
     endpoint.fault = lambda number: "slow" if number == 1 else ""
     (path,) = drawn_files(source, [[7, 8, 9]], shape, told)
-    assert path.exists() and endpoint.asked > 1
+    assert endpoint.asked > 1 and {one.stem for one in endpoint.folder.iterdir()} == {path.stem, "foreign"}
     endpoint.fault = lambda number: "slow"
     with pytest.raises(SampleFailed, match="sample 0 got no states from the engine in 2 tries: no answer within 0.2 s"):
         drawn_files(replace(source, timeout=0.2, attempts=2), [[7, 8, 9]], shape, told)
+    endpoint.fault = lambda number: "slow" if number == before + 1 else "500"
+    before = endpoint.asked
+    with pytest.raises(SampleFailed, match="in 1 tries: status 500"):  # its sibling is given up with it
+        drawn_files(replace(source, timeout=60.0, attempts=1), [[7, 8, 9], [6, 5, 4]], shape, told)
+    assert endpoint.asked == before + 2 and {one.stem for one in endpoint.folder.iterdir()} == {path.stem, "foreign"}
 
 
 def test_a_file_is_read_once_the_engine_lets_go_of_it(tmp_path: Path) -> None:
@@ -150,6 +156,24 @@ def test_a_file_is_read_once_the_engine_lets_go_of_it(tmp_path: Path) -> None:
         with open(path, "wb") as file:
             write_tensors(file, {"hidden_states": torch.zeros(2, 3, 4), "token_ids": torch.tensor([1, 2])})
     assert fault_of(path, [1, 2], SHAPE, 0.2) is None and not lock.exists()
+
+
+def test_a_file_that_the_engine_still_writes_for_a_request_given_up_is_waited_for(tmp_path: Path) -> None:
+    given_up, kept, another = (tmp_path / f"cmpl-{name}-0.safetensors" for name in ("mine-1-0", "mine-2-0", "minelike-1-0"))
+    kept.touch()
+    another.touch()
+    held = open(f"{given_up}.lock", "w")  # noqa: SIM115 - the thread closes it
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def write() -> None:
+        given_up.touch()
+        held.close()
+
+    thread = threading.Timer(0.3, write)
+    thread.start()
+    sweep(tmp_path, "mine", [kept], 60.0)
+    thread.join()
+    assert set(tmp_path.iterdir()) == {kept, another}
 
 
 def test_a_sentence_holds_no_token(bench: Bench, endpoint: StatesEndpoint, reference: Path, caplog: Any) -> None:
