@@ -108,7 +108,7 @@ class StatesEndpoint:
     @contextmanager
     def served(self, port: int = 0) -> Iterator["StatesEndpoint"]:
         """Serve on loopback until the block ends, on a free port unless one is given."""
-        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        server = _Server(("127.0.0.1", port), _handler(self))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -119,6 +119,11 @@ class StatesEndpoint:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
 
 
 def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:

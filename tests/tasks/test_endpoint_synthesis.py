@@ -52,9 +52,10 @@ def test_answers_are_the_verifiers_own_token_for_token(chunk: Chunk, engine: Eng
     assert all(body["model"] == MODEL and body["max_tokens"] == TOKENS for body in endpoint.asked)
 
 
-@pytest.mark.parametrize("fault", ["500", "busy", "truncated", "not json", "slow", "swapped"])
+@pytest.mark.parametrize("fault", ["500", "busy", "truncated", "not json", "slow", "swapped", "other prompt"])
 def test_what_passes_is_tried_again(chunk: Chunk, engine: Engine, expected: list[list[int]], fault: str) -> None:
-    """The second and the third request meet the fault; a swapped answer is another prompt's, whole and well formed."""
+    """The second and the third request meet the fault; a swapped answer is another prompt's, whole and well formed; so is
+    that of `other prompt`, under this request's own id."""
     with serving(Endpoint(engine, lambda number: fault if number in (2, 3) else "")) as endpoint:
         lines = chunk.answered(endpoint, timeout=2.0 if fault == "slow" else 20.0)
     assert [line["answer_ids"] for line in lines] == expected
