@@ -21,6 +21,7 @@ from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 from tasks import engine_states
 from tests.kimi_adapters.llama_fixtures import write_tiny_llama
+from tests.servers import free_port
 from tests.states_endpoint import MODEL, VERSION, StatesEndpoint
 from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
@@ -68,11 +69,17 @@ def shard(bench: Bench, *seeds: int) -> Made:
 
 
 def draw(
-    bench: Bench, endpoint: StatesEndpoint, reference: Path, *shards: Made, key: str | None = None, **settings: Any
+    bench: Bench,
+    endpoint: StatesEndpoint,
+    reference: Path,
+    *shards: Made,
+    key: str | None = None,
+    model: str = MODEL,
+    **settings: Any,
 ) -> list[Any]:
     """Run the stage on shards; the events that its jobs sent, when it fails, too. ``key`` names the variable that has it."""
     events: list[Any] = []
-    knobs = {**MANNERS, "url": endpoint.url, "model": MODEL, "api_key_env": key}
+    knobs = {**MANNERS, "url": endpoint.url, "model": model, "api_key_env": key}
     inputs = {"verifier": bench.verifier, "head": bench.verifier, "reference": reference, "folder": endpoint.folder}
     jobs = [bench.one_job({**SETTINGS, **settings}, {"ids": one.ids, **inputs}, knobs, events) for one in shards]
     try:
@@ -213,6 +220,26 @@ def test_another_version_and_samples_too_long_are_refused(bench: Bench, endpoint
     assert f"runs version {VERSION}" in why(draw(bench, endpoint, reference, shard(bench, 1), version="0.32.0"))
     assert "--max-model-len 129" in why(draw(bench, endpoint, reference, shard(bench, 123)))
     assert endpoint.asked == 0
+
+
+def test_an_endpoint_that_is_down_or_serves_another_model(bench: Bench, endpoint: StatesEndpoint, reference: Path) -> None:
+    mine = shard(bench, 1)
+    assert f"serves {MODEL} and not test/whole: correct" in why(draw(bench, endpoint, reference, mine, model="test/whole"))
+    endpoint.url = f"http://127.0.0.1:{free_port()}"
+    told = draw(bench, endpoint, reference, mine)
+    assert f"nothing answers at the endpoint {endpoint.url} after 3 tries: start it" in why(told)
+    assert endpoint.asked == 0 and not outputs(told)
+
+
+def test_other_weights_under_the_right_name_are_told_by_the_proof(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    write_tiny_llama(tmp_path / "other", seed=6)
+    with StatesEndpoint(tmp_path / "other", endpoint.folder, list(LAYERS)).served() as other:
+        events = draw(bench, other, reference, shard(bench, 1))
+    assert f"the endpoint {other.url} gives states that are none of this verifier's" in why(events)
+    assert "no states were drawn" in why(events) and other.asked == 1 and not outputs(events)
 
 
 def test_the_key_goes_into_the_header_and_nowhere_else(
