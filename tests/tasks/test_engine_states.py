@@ -1,10 +1,7 @@
 """States drawn from an engine are those of our own extraction; an engine that gives others is named before any are drawn."""
 
-import fcntl
 import json
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,8 @@ import pytest
 import torch
 
 from errors import UserError
-from kimi_adapters.engine_states import SampleFailed, Shape, Source, fault_of, sweep
-from kimi_adapters.engine_states import draw as drawn_files
 from kimi_adapters.layer_proof import REFERENCE
 from kimi_adapters.own_streams import own_streams
-from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 from tasks import engine_states
 from tests.kimi_adapters.llama_fixtures import write_tiny_llama
@@ -26,7 +20,6 @@ from tests.states_endpoint import MODEL, VERSION, StatesEndpoint
 from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
 MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3}
-SHAPE = Shape(3, 4, "float32")
 SETTINGS = {
     "engine": "vllm",
     "version": VERSION,
@@ -139,50 +132,6 @@ def test_a_sample_that_stays_wrong_stops_its_shard_alone(
     assert {path.stem for path in endpoint.folder.iterdir()} <= {"foreign"}
 
 
-def test_a_slow_answer_is_asked_for_again_and_told_where_all_are(endpoint: StatesEndpoint) -> None:
-    source = Source(endpoint.url, MODEL, endpoint.folder, timeout=2.0, attempts=8, backoff=0.01)
-    shape, told = Shape(len(LAYERS) + 1, 48, "float32"), lambda done: None
-    endpoint.fault = lambda number: "slow" if number == 1 else ""
-    (path,) = drawn_files(source, [[7, 8, 9]], shape, told)
-    assert endpoint.asked > 1 and {one.stem for one in endpoint.folder.iterdir()} == {path.stem, "foreign"}
-    endpoint.fault = lambda number: "slow"
-    with pytest.raises(SampleFailed, match="sample 0 got no states from the engine in 2 tries: no answer within 0.2 s"):
-        drawn_files(replace(source, timeout=0.2, attempts=2), [[7, 8, 9]], shape, told)
-    endpoint.fault = lambda number: "slow" if number == before + 1 else "500"
-    before = endpoint.asked
-    with pytest.raises(SampleFailed, match="in 1 tries: status 500"):  # its sibling is given up with it
-        drawn_files(replace(source, timeout=60.0, attempts=1), [[7, 8, 9], [6, 5, 4]], shape, told)
-    assert endpoint.asked == before + 2 and {one.stem for one in endpoint.folder.iterdir()} == {path.stem, "foreign"}
-
-
-def test_a_file_is_read_once_the_engine_lets_go_of_it(tmp_path: Path) -> None:
-    path, lock = tmp_path / "a.safetensors", tmp_path / "a.safetensors.lock"
-    with open(lock, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert fault_of(path, [1, 2], SHAPE, 0.2) == "its file was not finished after 0.2 s"
-        with open(path, "wb") as file:
-            write_tensors(file, {"hidden_states": torch.zeros(2, 3, 4), "token_ids": torch.tensor([1, 2])})
-    assert fault_of(path, [1, 2], SHAPE, 0.2) is None and not lock.exists()
-
-
-def test_a_file_that_the_engine_still_writes_for_a_request_given_up_is_waited_for(tmp_path: Path) -> None:
-    given_up, kept, another = (tmp_path / f"cmpl-{name}-0.safetensors" for name in ("mine-1-0", "mine-2-0", "minelike-1-0"))
-    kept.touch()
-    another.touch()
-    held = open(f"{given_up}.lock", "w")  # noqa: SIM115 - the thread closes it
-    fcntl.flock(held, fcntl.LOCK_EX)
-
-    def write() -> None:
-        given_up.touch()
-        held.close()
-
-    thread = threading.Timer(0.3, write)
-    thread.start()
-    sweep(tmp_path, "mine", [kept], 60.0)
-    thread.join()
-    assert set(tmp_path.iterdir()) == {kept, another}
-
-
 def test_a_sentence_holds_no_token(bench: Bench, endpoint: StatesEndpoint, reference: Path, caplog: Any) -> None:
     endpoint.fault = lambda number: "other ids" if number > 1 else ""
     events = draw(bench, endpoint, reference, bench.shard([Text([71, 72, 73], [1, 1, 1])]))
@@ -207,9 +156,7 @@ def test_wrong_on_purpose_is_named_before_any_sample_is_asked_for(
 ) -> None:
     if wrong.get("shift") == 1:
         wrong = {**wrong, "layer_ids": [0, 1, 2]}
-        asked = {"layer_ids": [0, 1, 2]}
-    else:
-        asked = {}
+    asked: dict[str, Any] = {"layer_ids": [0, 1, 2]} if wrong.get("shift") == 1 else {}
     for name, value in wrong.items():
         setattr(endpoint, name, value)
     events = draw(bench, endpoint, reference, shard(bench, 1), **asked)
@@ -259,12 +206,3 @@ def test_the_key_goes_into_the_header_and_nowhere_else(
     written = [path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()]
     assert len(written) > 3 and not any(b"Quetzal" in content for content in written)
     assert "Quetzal" not in json.dumps(events) + caplog.text
-
-
-def test_a_key_that_is_wrong_for_the_samples_alone_is_told_without_it(endpoint: StatesEndpoint) -> None:
-    endpoint.key = "sk-Quetzal-7"
-    source = Source(endpoint.url, MODEL, endpoint.folder, key="sk-Quetzal-8", backoff=0.01)
-    assert "Quetzal" not in repr(source)
-    with pytest.raises(UserError, match="status 401") as told:
-        drawn_files(source, [[7, 8, 9]], SHAPE, lambda done: None)
-    assert "Quetzal" not in str(told.value)
