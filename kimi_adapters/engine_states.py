@@ -7,9 +7,11 @@ a shard of Kimi-K2.5 has 7.5 GB of states, and those of a few samples are in mem
 import asyncio
 import logging
 import random
+import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +37,7 @@ class Source:
     url: str
     model: str
     folder: Path | None
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     timeout: float = 600.0
     attempts: int = 6
     backoff: float = 0.5
@@ -59,12 +61,21 @@ def draw(source: Source, samples: Sequence[Sequence[int]], shape: Shape, told: C
     """A checked file for each sample of token ids, in their order; ``told`` hears how many are there.
 
     A sample whose answer is for other tokens, too short, not finite or none at all is asked for again, ``attempts`` times;
-    ``SampleFailed`` (its number and the reason) or ``UserError`` (the engine as a whole), and then no file stays.
+    ``SampleFailed`` (its number and the reason) or ``UserError`` (the engine as a whole), and then no file stays. Nor do those
+    of requests that were given up, as far as the engine names its files by the requests' ids, as vLLM does.
     """
-    return asyncio.run(_draw(source, samples, shape, told))
+    name, paths = f"eyas-{uuid.uuid4().hex[:12]}", list[Path]()
+    try:
+        paths = asyncio.run(_draw(source, samples, shape, told, name))
+    finally:
+        if source.folder is not None:
+            sweep(source.folder, name, paths, _LONGEST_WAIT)
+    return paths
 
 
-async def _draw(source: Source, samples: Sequence[Sequence[int]], shape: Shape, told: Callable[[int], None]) -> list[Path]:
+async def _draw(
+    source: Source, samples: Sequence[Sequence[int]], shape: Shape, told: Callable[[int], None], name: str
+) -> list[Path]:
     import openai
 
     logging.getLogger("speculators.data_generation.vllm_client").disabled = True  # it would write token ids into logs
@@ -74,7 +85,7 @@ async def _draw(source: Source, samples: Sequence[Sequence[int]], shape: Shape, 
 
     async def one(number: int) -> None:
         async with gate:
-            paths[number] = await _until_right(client, source, number, list(samples[number]), shape)
+            paths[number] = await _until_right(client, source, f"{name}-{number}", number, list(samples[number]), shape)
         told(len(paths))
 
     here = urlsplit(base).hostname in ("127.0.0.1", "localhost", "::1")  # no proxy leads to this machine
@@ -90,12 +101,12 @@ async def _draw(source: Source, samples: Sequence[Sequence[int]], shape: Shape, 
     return [paths[number] for number in range(len(samples))]
 
 
-async def _until_right(client: Any, source: Source, number: int, ids: list[int], shape: Shape) -> Path:
+async def _until_right(client: Any, source: Source, name: str, number: int, ids: list[int], shape: Shape) -> Path:
     reason = ""
     for attempt in range(source.attempts):
         if attempt:
             await asyncio.sleep(min(_LONGEST_WAIT, source.backoff * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.5))
-        path, reason = await _ask(client, source, ids)
+        path, reason = await _ask(client.with_options(default_headers={"X-Request-Id": f"{name}-{attempt}"}), source, ids)
         if path is not None:
             fault = await asyncio.to_thread(fault_of, path, ids, shape, source.timeout)
             if fault is None:
@@ -177,6 +188,23 @@ def remove(paths: Iterable[Path]) -> None:
         for each in (path, path.with_name(path.name + ".lock")):
             with suppress(OSError):
                 each.unlink()
+
+
+def sweep(folder: Path, name: str, kept: Iterable[Path], timeout: float) -> None:
+    """Deletes the files of requests whose ids begin with ``name``, except those ``kept``.
+
+    vLLM writes the states of a request that it was told to give up, too, and holds their lock until they are there.
+    """
+    from hs_connectors.transfer import wait_for_lock
+
+    names, deadline = {path.name for path in kept}, time.monotonic() + timeout
+    left = [path for path in folder.glob(f"*{name}-*") if path.name.removesuffix(".lock") not in names]
+    for path in left:
+        if path.suffix == ".lock":
+            with suppress(OSError):  # a TimeoutError is one
+                wait_for_lock(str(path), max(0.0, deadline - time.monotonic()))
+            left.append(path.with_suffix(""))
+    remove(left)
 
 
 def state_of(path: Path, place: int) -> Tensor:

@@ -17,9 +17,10 @@ from kimi_adapters.weights import Checkpoint
 
 REFERENCE = "reference.safetensors"
 LAST, NORMED, NORMED_TWICE = "last", "last, normed", "last, normed twice"
-# Median relative error of a row that still is the same state: float32 was within 2e-5 of vLLM's; bfloat16 has 8 bits, and
+# Relative error that nine rows of ten of the same state keep: float32 was within 2.1e-5 of vLLM's; bfloat16 has 8 bits, and
 # its roundings add up over the layers.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
+_ROWS = 0.9  # a near tie of an expert's router may move single rows
 CLEARLY = 0.5  # the state found must be nearer by this factor than the next
 LEAST_AGREED = {"float32": 1.0, "bfloat16": 0.8}  # of the engine's own next tokens; near ties fall either way in bfloat16
 
@@ -141,9 +142,10 @@ def _place(name: str) -> int | None:
 
 
 def _error(rows: Tensor, ours: Tensor) -> float:
-    """The median over rows of ‖rows - ours‖ / ‖ours‖: the first token's norm is a hundred times the others'."""
+    """What ``_ROWS`` of the rows keep of ‖rows - ours‖ / ‖ours‖, each by itself: the first token's norm is a hundred times the
+    others'."""
     differences = torch.linalg.vector_norm(rows - ours, dim=1)
-    return float((differences / torch.linalg.vector_norm(ours, dim=1)).median())
+    return float((differences / torch.linalg.vector_norm(ours, dim=1)).quantile(_ROWS))
 
 
 def _told(finding: Finding) -> str:

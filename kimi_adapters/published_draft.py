@@ -17,6 +17,9 @@ from kimi_adapters.torch_file import read_tensors
 MAPS = ("d2t", "t2d")
 # The engines take these two from the verifier where a draft comes without; the head only for the whole vocabulary.
 FROM_VERIFIER = ("embed_tokens.weight", "lm_head.weight")
+# Offsets that rise at every step are those of tokens of which no two are neighbours. Of n tokens scattered over V, n²/V pairs
+# are neighbours, and of those that a text needs far more: where 32 are expected and none is there, they are ids.
+_SCATTERED = 32
 _UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight")
 _OLD_NAMES = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
 
@@ -160,13 +163,25 @@ def _vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder
         if _is_whole(config):
             return None
         raise UserError(f"{folder} proposes {size} of {target} tokens and has no d2t that says which; complete it.")
-    targets = torch.arange(d2t.numel()) + d2t.long().flatten()
-    rising = len(targets) == size and bool((targets.diff() > 0).all())
-    inside = rising and int(targets.min()) >= 0 and int(targets.max()) < target
-    if not inside or (t2d is not None and t2d.bool().nonzero().flatten().tolist() != targets.tolist()):
+    offsets = d2t.long().flatten()
+    targets = torch.arange(len(offsets)) + offsets
+    fits = len(targets) == size and _rise_below(targets, target)
+    if t2d is None:
+        holds_ids = _rise_below(offsets, target) and (not fits or size**2 > _SCATTERED * target)
+        right = fits and not holds_ids
+    else:
+        named = t2d.bool().nonzero().flatten()
+        holds_ids, right = torch.equal(named, offsets), fits and torch.equal(named, targets)
+    if not right and holds_ids:
+        raise UserError(f"{folder} has a d2t that holds ids, not offsets (target = i + d2t[i]); subtract i from each d2t[i].")
+    if not right:
         raise UserError(
             f"{folder} has a d2t (target = i + d2t[i]) that does not name {size} rising ids below {target}, or a t2d that "
             "contradicts it; restore them."
         )
     found = DraftVocabulary.of_tokens(targets.tolist(), target)
     return found if found.d2t is not None else None
+
+
+def _rise_below(ids: Tensor, target: int) -> bool:
+    return bool(len(ids) and ids[0] >= 0 and ids[-1] < target and (ids.diff() > 0).all())

@@ -142,10 +142,11 @@ def _add_engine_commands(subparsers: "argparse._SubParsersAction[argparse.Argume
         added.add_argument("--folder", type=Path, required=name == "engine-command", help="where the engine writes states")
         added.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="the engine's dtype")
         added.set_defaults(do=do)
+        added.add_argument("--cpu", action="store_true", help="for an engine without CUDA that is started")
         if name == "engine-command":
-            added.add_argument("--cpu", action="store_true", help="for an engine without CUDA")
             continue
-        added.add_argument("--endpoint", required=True, metavar="URL", help="where the engine serves the verifier")
+        added.add_argument("--endpoint", metavar="URL", help="where an engine serves the verifier (default: one is started)")
+        added.add_argument("--command", dest="engine", metavar="COMMAND", help="how that is called (default: vllm)")
         added.add_argument("--model", help="the name under which it does (default: the only one)")
         added.add_argument("--api-key-env", metavar="NAME", help="the environment variable that holds the key")
 

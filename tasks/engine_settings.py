@@ -7,6 +7,11 @@ from pydantic import Field, field_validator, model_validator
 
 from tasks.section import Section
 
+_SECRET = "(?:KEY|TOKEN|SECRET|PASSWORD)"
+_SECRET_NAME = re.compile(rf"\w*{_SECRET}", re.IGNORECASE)
+_SECRET_WORD = re.compile(rf"-[\w-]*{_SECRET}(=.*)?|\w*{_SECRET}=.+", re.IGNORECASE)  # --api-key …, or NAME=value for `env`
+_NO_SECRETS = "leave the key out, settings are written down: whoever starts the run exports it, and the engine inherits it"
+
 
 class EndpointSettings(Section):
     """An OpenAI-compatible endpoint that serves the verifier, vLLM's first of all. No result depends on its address."""
@@ -30,15 +35,15 @@ class EndpointSettings(Section):
     @field_validator("url", "plain_url")
     @classmethod
     def _is_address(cls, url: str | None) -> str | None:
-        if url is not None and not re.fullmatch(r"https?://[^/@\s]+[^@\s]*", url):
-            raise ValueError("write http://host:port/v1, without a user or a password in it")
+        if url is not None and not re.fullmatch(r"https?://[^/@?#\s]+[^@?#\s]*", url):
+            raise ValueError("write http://host:port/v1, without a user, a password or a ?query in it")
         return url
 
     @field_validator("api_key_env")
     @classmethod
     def _is_name(cls, name: str | None) -> str | None:
-        if name is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError("give the NAME of an environment variable, never the key itself")
+        if name is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", name):  # keys have small letters
+            raise ValueError("give the NAME of an environment variable, in capitals, never the key itself")
         return name
 
 
@@ -50,6 +55,20 @@ class EngineSettings(Section):
     environment: dict[str, str] = Field({}, description="Variables of its environment; no secrets, they are written down")
     version: str | None = Field(None, description="Its version; empty: that of the package that lies beside the command")
     start_timeout: float = Field(1800.0, gt=0, description="Seconds until it must be ready")
+
+    @field_validator("command", "arguments")
+    @classmethod
+    def _words_hold_no_key(cls, words: list[str]) -> list[str]:
+        if any(_SECRET_WORD.fullmatch(word) for word in words):
+            raise ValueError(_NO_SECRETS)
+        return words
+
+    @field_validator("environment")
+    @classmethod
+    def _variables_hold_no_key(cls, variables: dict[str, str]) -> dict[str, str]:
+        if any(value and _SECRET_NAME.fullmatch(name) for name, value in variables.items()):
+            raise ValueError(_NO_SECRETS)
+        return variables
 
 
 class EngineAcceptance(Section):

@@ -9,19 +9,23 @@ from tasks.settings import Settings
 
 
 def layer_table(
-    directory: Path, layer_ids: list[int] | None, dtype: str, *, model: str | None, **endpoint_settings: Any
+    directory: Path,
+    layer_ids: list[int] | None,
+    dtype: str,
+    *,
+    model: str | None,
+    reference: Any = None,
+    **endpoint_settings: Any,
 ) -> tuple[str, str | None]:
     """The table, and the fault in words that end a sentence about the endpoint (None: all is right).
 
-    ``layer_ids`` None: the default ones. ``model`` None: the only one that the endpoint serves.
+    ``layer_ids`` None: the default ones. ``model`` None: the only one that the endpoint serves. ``reference`` None: computed
+    once the endpoint has answered.
     """
-    import torch
-
     from kimi_adapters.engine_probe import examine, require_engine
     from kimi_adapters.engine_states import Source
     from kimi_adapters.layer_ids import default_layer_ids
     from kimi_adapters.layer_proof import Prover
-    from kimi_adapters.own_streams import own_streams, proof_ids
     from kimi_adapters.weights import Checkpoint
 
     chosen = _checked(endpoint_settings)
@@ -29,8 +33,7 @@ def layer_table(
     knobs = endpoint.knobs(chosen)
     with endpoint.client(knobs, model or "") as client:
         client.model = model or _only(client.models(), chosen.endpoint.url)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        reference = own_streams(checkpoint, proof_ids(directory), device, getattr(torch, dtype))
+        reference = reference or own_reference(directory, dtype)
         require_engine(client, None, len(reference.token_ids))
         folder = chosen.endpoint.states_folder
         source = Source(client.url, client.model, Path(folder) if folder else None)
@@ -46,13 +49,26 @@ def layer_table(
     return "\n".join(lines), prover.fault(proof)
 
 
+def own_reference(directory: Path, dtype: str) -> Any:
+    """What the engine's states are held against: our own forward of the proof's text, on a GPU where there is one."""
+    import torch
+
+    from kimi_adapters.own_streams import own_streams, proof_ids
+    from kimi_adapters.weights import Checkpoint
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return own_streams(Checkpoint(directory), proof_ids(directory), device, getattr(torch, dtype))
+
+
 def _checked(endpoint_settings: dict[str, Any]) -> Settings:
     from pydantic import ValidationError
 
     try:
         settings = Settings.model_validate({"endpoint": endpoint_settings})
     except ValidationError as error:
-        raise UserError(f"--endpoint is wrong: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        first = error.errors()[0]
+        option = {"url": "--endpoint", "api_key_env": "--api-key-env"}.get(str(first["loc"][-1]), "an option")
+        raise UserError(f"{option} is wrong: {first['msg'].removeprefix('Value error, ')}") from None
     endpoint.check(settings, "eyas prove-layers")
     return settings
 

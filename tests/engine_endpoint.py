@@ -183,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
         found = endpoint.chat(body, str(self.headers.get("X-Request-Id")))
         if fault == "swapped" and endpoint.last:
             found = endpoint.last
+        if fault == "other prompt" and endpoint.last:
+            found = {**endpoint.last, "id": found["id"]}
         endpoint.last = found
         text = json.dumps(found).encode()
         half = len(text) // 2

@@ -22,11 +22,11 @@ Fault = Callable[[int], str]
 
 @dataclass
 class StatesEndpoint:
-    """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing.
+    """``fault`` names what goes wrong with the n-th request for states, from 1 on, and "" is nothing; ``prompts`` are theirs.
 
     Faults: ``500``, ``truncated``, ``other ids`` (in the answer), ``swapped`` (another request's file), ``short``, ``nan``,
     ``half`` (bfloat16), ``slow`` (no answer until the end), ``dies`` (from then on no connection holds). ``shift`` is added to
-    the layers; ``last`` is what is done to the last state.
+    the layers; ``last`` is what is done to the last state. Whoever does not send the ``key`` is refused, on every route.
     """
 
     verifier: Path
@@ -36,8 +36,9 @@ class StatesEndpoint:
     shift: int = 0
     last: Callable[[Tensor, "StatesEndpoint"], Tensor] = lambda state, endpoint: state
     prefix_caching: str = "False"
+    key: str | None = None
     url: str = ""
-    asked: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
     dead: bool = False
     lock: Any = field(default_factory=threading.Lock)
     over: threading.Event = field(default_factory=threading.Event)
@@ -46,6 +47,11 @@ class StatesEndpoint:
         self.checkpoint = Checkpoint(self.verifier)
         self.head = self.checkpoint.lm_head(torch.float32)
         self.folder.mkdir(exist_ok=True)
+
+    @property
+    def asked(self) -> int:
+        """How many requests there were."""
+        return len(self.prompts)
 
     def streams(self, ids: list[int]) -> list[Tensor]:
         """What enters each layer, then what leaves the last."""
@@ -64,11 +70,11 @@ class StatesEndpoint:
         eps = self.checkpoint.config.rms_norm_eps
         return state * torch.rsqrt(state.square().mean(-1, keepdim=True) + eps) * self.checkpoint.norm(torch.float32)
 
-    def answer(self, body: dict[str, Any]) -> bytes | None:
-        """The body of an answer; None where there is none."""
+    def answer(self, body: dict[str, Any], request: str | None) -> bytes | None:
+        """The body of an answer to the request of that id; None where there is none."""
         with self.lock:
-            self.asked += 1
-            fault, name = self.fault(self.asked), f"cmpl-{self.asked}"
+            self.prompts.append(list(body["prompt"]))
+            fault, name = self.fault(self.asked), f"cmpl-{request or self.asked}-0"  # as vLLM names it
             ids, generated = list(body["prompt"]), list[int]()
             while len(generated) < body["max_tokens"]:
                 streams = self.streams([*ids, *generated])
@@ -100,9 +106,9 @@ class StatesEndpoint:
             write_tensors(file, tensors, torch.bfloat16 if fault == "half" else None)
 
     @contextmanager
-    def served(self) -> Iterator["StatesEndpoint"]:
-        """Serve on a free port of loopback until the block ends."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+    def served(self, port: int = 0) -> Iterator["StatesEndpoint"]:
+        """Serve on loopback until the block ends, on a free port unless one is given."""
+        server = _Server(("127.0.0.1", port), _handler(self))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -115,12 +121,20 @@ class StatesEndpoint:
             thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
+
 def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.refused():
+                return
             metric = f'vllm:cache_config_info{{enable_prefix_caching="{endpoint.prefix_caching}"}} 1.0\n'
             found = {
                 "/v1/models": json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 128}]}),
+                "/health": "",
                 "/version": json.dumps({"version": VERSION}),
                 "/metrics": f"# TYPE vllm:cache_config_info gauge\n{metric}",
             }
@@ -128,11 +142,20 @@ def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = endpoint.answer(body)
+            if self.refused():
+                return
+            answer = endpoint.answer(body, self.headers.get("X-Request-Id"))
             if endpoint.dead:
                 self.close_connection = True
             else:
                 self.reply(200 if answer else 500, answer or b"{}")
+
+        def refused(self) -> bool:
+            sent = self.headers.get("Authorization", "")
+            if endpoint.key is None or sent == f"Bearer {endpoint.key}":
+                return False
+            self.reply(401, json.dumps({"error": {"message": f"the key {sent} is wrong"}}).encode())
+            return True
 
         def reply(self, code: int, body: bytes) -> None:
             self.send_response(code)

@@ -83,9 +83,9 @@ def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path
     drawn = TensorFile(bench.store.folder(made["states"]) / STATES)
     for name, ours in bench.states(shard).items():
         theirs = state_rows(drawn, name, slice(None))
-        error = np.linalg.norm(theirs - ours) / np.linalg.norm(ours)
-        print(f"{name}: relative error {error:.1e}")
-        assert error < 1e-5
+        errors = np.linalg.norm(theirs - ours, axis=1) / np.linalg.norm(ours, axis=1)
+        print(f"{name}: relative error of a row at most {errors.max():.1e} (row {errors.argmax()} of {len(errors)})")
+        assert errors.max() < 1e-5  # each row by itself: the first tokens' norms are a hundred times the others'
     assert set(served.folder.iterdir()) == before, "what was taken over is gone"
 
 

@@ -15,6 +15,11 @@ from tests.prophet import Prophet
 SECRET = "sk-Quetzal-7"
 
 
+def holding(project: Project, text: str) -> list[Path]:
+    """The project's files with a text in them."""
+    return [path for path in project.folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
 def test_answers_come_from_the_endpoint_and_are_hit_whatever_its_address(fresh: Project, cut_verifier: Path) -> None:
     """In a child that may open what it declares. A gate stops the run when the corpus is there: the rest is other tests'."""
     chosen = ["data.prompts=[prompts.jsonl]", "synthesis.source=endpoint", "synthesis.prompts_per_task=1"]
@@ -31,27 +36,30 @@ def test_answers_come_from_the_endpoint_and_are_hit_whatever_its_address(fresh: 
     blob = fresh.blob_of("endpoint_synthesis", "conversations", "chunk 2/2")
     row = json.loads((blob / CONVERSATIONS).read_text())
     assert row["answer_ids"] == engine.answer(row["prompt_ids"], 6, 0.0, 0)[0]
-    written = [path for path in fresh.folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
-    assert not written and SECRET not in done.stdout + done.stderr
+    assert not holding(fresh, SECRET) and SECRET not in done.stdout + done.stderr
     del fresh.environment["ENDPOINT_KEY"]
     nodes = fresh.nodes("plan", *arguments, "--set", "endpoint.url=http://127.0.0.1:1/v1", "--set", "endpoint.concurrency=3")
     assert [node["status"] for node in nodes if node["stage"] == "endpoint_synthesis"] == ["hit", "hit"]
 
 
 def test_what_an_engine_accepts_is_in_the_report(project: Project, cut_verifier: Path) -> None:
-    """Everything else is there already; the engine's draft is not ours, and the gate is as wide as that."""
+    """Everything else is there already; the engine's draft is not ours, and the gate is as wide as that. Both of its addresses
+    want the key."""
     engine = Engine(cut_verifier)
     rows = [json.loads(line) for line in (project.folder / "prompts.jsonl").read_text().splitlines()]
-    drafted = Endpoint(engine, draft=Prophet.of(engine, rows, 12))
-    with serving(drafted), serving(Endpoint(engine)) as plain:
+    drafted = Endpoint(engine, draft=Prophet.of(engine, rows, 12), key=SECRET)
+    project.environment["ENDPOINT_KEY"] = SECRET
+    with serving(drafted), serving(Endpoint(engine, key=SECRET)) as plain:
         chosen = ["acceptance.engine=endpoint", f"endpoint.model={MODEL}", "gates.max_engine_gap=3"]
-        chosen += [f"endpoint.url={drafted.url}", f"endpoint.plain_url={plain.url}"]
+        chosen += [f"endpoint.url={drafted.url}", f"endpoint.plain_url={plain.url}", "endpoint.api_key_env=ENDPOINT_KEY"]
         arguments = [word for one in chosen for word in ("--set", one)]
         assert ran(project.nodes("run", *arguments)) == {"engine_acceptance"}
         done = project.eyas("plan", str(project.settings), *arguments, "--set", "gates.max_engine_gap=0.1")
     assert done.returncode == 2 and "more than gates.max_engine_gap = 0.1" in done.stderr
     (report,) = (project.folder / "state" / "reports").glob("*/report.md")
     assert "## Acceptance in vLLM 0.0.test" in report.read_text() and "for 2 of 2 prompts" in report.read_text()
+    assert drafted.headers["Authorization"] == plain.headers["Authorization"] == f"Bearer {SECRET}"
+    assert not holding(project, SECRET) and SECRET not in done.stdout + done.stderr
 
 
 def test_engines_are_started_with_our_draft_and_with_one_that_only_they_run(project: Project) -> None:

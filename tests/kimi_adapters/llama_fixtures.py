@@ -33,9 +33,9 @@ SIZES: dict[str, Any] = {
 }
 
 
-def write_tiny_llama(folder: Path, prefix: str = "language_model.") -> LlamaForCausalLM:
+def write_tiny_llama(folder: Path, prefix: str = "language_model.", seed: int = 5) -> LlamaForCausalLM:
     """A checkpoint of two files with an index, its text model under `prefix`; gives transformers' model of it."""
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters={**LLAMA3_ROPE, "rope_theta": 500.0})).eval()
     with torch.no_grad():
         for parameter in model.parameters():

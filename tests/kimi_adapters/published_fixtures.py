@@ -13,18 +13,20 @@ from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, 
 HIDDEN, HEADS, KEY_HEADS, HEAD, INNER = 32, 8, 4, 16, 48
 
 
-def published_tensors(vocabulary: DraftVocabulary = VOCABULARY, layers: int = 1) -> dict[str, Tensor]:
+def published_tensors(
+    vocabulary: DraftVocabulary = VOCABULARY, layers: int = 1, hidden: int = HIDDEN, inner: int = INNER
+) -> dict[str, Tensor]:
     """A draft's tensors under speculators' names, maps and all."""
     source = generator(11)
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (97, HIDDEN), "fc": (HIDDEN, 3 * HIDDEN), "norm": (HIDDEN,)}
-    shapes |= {"lm_head": (vocabulary.size, HIDDEN), "layers.0.hidden_norm": (HIDDEN,)}
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (vocabulary.target_size, hidden), "fc": (hidden, 3 * hidden)}
+    shapes |= {"norm": (hidden,), "lm_head": (vocabulary.size, hidden), "layers.0.hidden_norm": (hidden,)}
     for i in range(layers):
-        read = 2 * HIDDEN if i == 0 else HIDDEN
+        read = 2 * hidden if i == 0 else hidden
         inside: dict[str, tuple[int, ...]] = {"self_attn.q_proj": (HEADS * HEAD, read)}
         inside |= {"self_attn.k_proj": (KEY_HEADS * HEAD, read)}
-        inside |= {"self_attn.v_proj": (KEY_HEADS * HEAD, read), "self_attn.o_proj": (HIDDEN, HEADS * HEAD)}
-        inside |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER)}
-        inside |= {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
+        inside |= {"self_attn.v_proj": (KEY_HEADS * HEAD, read), "self_attn.o_proj": (hidden, HEADS * HEAD)}
+        inside |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+        inside |= {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
         shapes |= {f"layers.{i}.{name}": shape for name, shape in inside.items()}
     tensors = {f"{name}.weight": torch.randn(shape, generator=source) for name, shape in shapes.items()}
     if vocabulary.d2t is not None and vocabulary.t2d is not None:

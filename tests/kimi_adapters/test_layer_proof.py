@@ -53,6 +53,25 @@ def test_states_swapped_or_of_another_text_are_told(checkpoint: Checkpoint, refe
     assert "none of this verifier's" in str(prover.fault(prover.prove(states(reference, 1, 2, 4).flip(0), [0])))
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_third_of_the_rows_from_elsewhere_is_a_fault(checkpoint: Checkpoint, reference: Reference, place: int) -> None:
+    prover, given = Prover(reference, checkpoint, IDS, "float32"), states(reference, 1, 2, 4)
+    given[10:19, place] = reference.streams[0][10:19]
+    fault = prover.fault(prover.prove(given, []))
+    assert f"gives as {prover.asked[place]} what is nearest to" in str(fault)
+
+
+def test_an_error_of_a_thousandth_is_not_float32s(checkpoint: Checkpoint, reference: Reference) -> None:
+    prover = Prover(reference, checkpoint, IDS, "float32")
+    given = states(reference, 1, 2, 4)
+    noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(0))
+    near, far = (
+        given + share * noise * given.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True) for share in (5e-5, 5e-4)
+    )
+    assert prover.fault(prover.prove(near, [])) is None
+    assert "none of this verifier's" in str(prover.fault(prover.prove(far, [])))
+
+
 def test_the_tolerance_is_the_dtypes(checkpoint: Checkpoint, reference: Reference) -> None:
     rounded = states(reference, 1, 2, 4).bfloat16()
     provers = [Prover(reference, checkpoint, IDS, dtype) for dtype in ("float32", "bfloat16")]

@@ -155,7 +155,9 @@ WEIGHT_MISTAKES: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "no fc": (without("fc.weight"), "lacks fc.weight"),
     "no head for a part of the vocabulary": (without("lm_head.weight"), "lacks lm_head.weight"),
     "no d2t": (without("d2t"), "has no d2t"),
-    "absolute ids for offsets": ({**without(), "d2t": VOCABULARY.targets()}, "rising ids below 97"),
+    "absolute ids for offsets": ({**without(), "d2t": VOCABULARY.targets()}, "holds ids, not offsets"),
+    "absolute ids that leave the vocabulary": ({**without("t2d"), "d2t": VOCABULARY.targets()}, "holds ids, not offsets"),
+    "offsets that leave the vocabulary": ({**without("t2d"), "d2t": TENSORS["d2t"] + 80}, "rising ids below 97"),
     "a t2d of other tokens": ({**without(), "t2d": TENSORS["t2d"].roll(1)}, "contradicts"),
     "a norm that llama layers do not read": ({**without(), "midlayer.self_attn.q_norm.weight": torch.ones(16)}, "q_norm"),
     "one tensor under two names": ({**without(), "layers.0.hidden_norm.weight": torch.ones(32)}, "two names"),
@@ -168,6 +170,17 @@ def test_weights_that_cannot_be_taken_are_told_in_one_sentence(tmp_path: Path, m
     tensors, said = WEIGHT_MISTAKES[mistake]
     with pytest.raises(UserError, match=said):
         read_published(write_draft(tmp_path / "d", flat_values(), tensors))
+
+
+def test_absolute_low_ids_are_named_without_a_t2d_and_scattered_tokens_are_taken(tmp_path: Path) -> None:
+    """Read as offsets they stay inside the vocabulary: 300 tokens of 2,000, with no two neighbours."""
+    values = flat_values(vocab_size=2000, draft_vocab_size=300)
+    others = without("d2t", "t2d", "embed_tokens.weight") | {"lm_head.weight": torch.ones(300, 32)}
+    with pytest.raises(UserError, match="holds ids, not offsets"):
+        read_published(write_draft(tmp_path / "ids", values, others | {"d2t": torch.arange(0, 1500, 5)}))
+    scattered = torch.randperm(2000, generator=torch.Generator().manual_seed(3))[:300].sort().values
+    draft = read_published(write_draft(tmp_path / "offsets", values, others | {"d2t": scattered - torch.arange(300)}))
+    assert draft.vocabulary is not None and torch.equal(draft.vocabulary.targets(), scattered)
 
 
 def test_pickles_are_not_read_and_a_draft_of_another_verifier_is_refused(tmp_path: Path) -> None:

@@ -52,9 +52,10 @@ def test_answers_are_the_verifiers_own_token_for_token(chunk: Chunk, engine: Eng
     assert all(body["model"] == MODEL and body["max_tokens"] == TOKENS for body in endpoint.asked)
 
 
-@pytest.mark.parametrize("fault", ["500", "busy", "truncated", "not json", "slow", "swapped"])
+@pytest.mark.parametrize("fault", ["500", "busy", "truncated", "not json", "slow", "swapped", "other prompt"])
 def test_what_passes_is_tried_again(chunk: Chunk, engine: Engine, expected: list[list[int]], fault: str) -> None:
-    """The second and the third request meet the fault; a swapped answer is another prompt's, whole and well formed."""
+    """The second and the third request meet the fault; a swapped answer is another prompt's, whole and well formed; so is
+    that of `other prompt`, under this request's own id."""
     with serving(Endpoint(engine, lambda number: fault if number in (2, 3) else "")) as endpoint:
         lines = chunk.answered(endpoint, timeout=2.0 if fault == "slow" else 20.0)
     assert [line["answer_ids"] for line in lines] == expected
@@ -168,9 +169,42 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path, told: 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"api_key_env": "sk-Quetzal-7"}, {"url": "http://user:sk-Quetzal-7@host/v1"}, {"url": "sk-Quetzal-7"}]
+    "wrong",
+    [
+        {"api_key_env": "sk-Quetzal-7"},
+        {"api_key_env": "hf_Quetzal7"},
+        {"url": "http://user:sk-Quetzal-7@host/v1"},
+        {"url": "http://host/v1?key=Quetzal"},
+        {"plain_url": "http://host?key=Quetzal"},
+        {"url": "sk-Quetzal-7"},
+    ],
 )
 def test_a_form_that_holds_a_key_is_refused_without_telling_it(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError) as told:
         chosen(tmp_path, **wrong)
     assert "Quetzal" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"arguments": ["--api-key", "sk-Quetzal-7"]},
+        {"arguments": ["--dtype", "float32", "--api_key=sk-Quetzal-7"]},
+        {"arguments": ["--hf-token", "hf_Quetzal7"]},
+        {"command": ["env", "VLLM_API_KEY=sk-Quetzal-7", "vllm"]},
+        {"environment": {"VLLM_API_KEY": "sk-Quetzal-7"}},
+        {"environment": {"HF_TOKEN": "hf_Quetzal7"}},
+        {"environment": {"aws_secret": "Quetzal"}},
+    ],
+)
+def test_an_engine_that_is_started_gets_no_key_from_the_settings(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="leave the key out") as told:
+        Settings.model_validate({"engine": wrong})
+    assert "Quetzal" not in str(told.value)
+
+
+def test_what_only_sounds_like_a_key_is_taken() -> None:
+    words = ["--max-num-batched-tokens", "2048", "--ssl-keyfile=key.pem", "--served-model-name", "token"]
+    variables = {"TOKENIZERS_PARALLELISM": "false", "HF_TOKEN": ""}
+    chosen = Settings.model_validate({"engine": {"arguments": words, "environment": variables}}).engine
+    assert chosen.arguments == words and chosen.environment == variables

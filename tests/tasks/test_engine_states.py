@@ -1,9 +1,7 @@
 """States drawn from an engine are those of our own extraction; an engine that gives others is named before any are drawn."""
 
-import fcntl
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +10,16 @@ import pytest
 import torch
 
 from errors import UserError
-from kimi_adapters.engine_states import SampleFailed, Shape, Source, fault_of
-from kimi_adapters.engine_states import draw as drawn_files
 from kimi_adapters.layer_proof import REFERENCE
 from kimi_adapters.own_streams import own_streams
-from kimi_adapters.torch_file import write_tensors
 from kimi_adapters.weights import Checkpoint
 from tasks import engine_states
 from tests.kimi_adapters.llama_fixtures import write_tiny_llama
+from tests.servers import free_port
 from tests.states_endpoint import MODEL, VERSION, StatesEndpoint
 from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
-MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3, "api_key_env": None}
-SHAPE = Shape(3, 4, "float32")
+MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3}
 SETTINGS = {
     "engine": "vllm",
     "version": VERSION,
@@ -66,10 +61,18 @@ def shard(bench: Bench, *seeds: int) -> Made:
     return bench.shard([Text(ids, [1] * len(ids)) for ids in samples])
 
 
-def draw(bench: Bench, endpoint: StatesEndpoint, reference: Path, *shards: Made, **settings: Any) -> list[Any]:
-    """Run the stage on shards; the events that its jobs sent, when it fails, too."""
+def draw(
+    bench: Bench,
+    endpoint: StatesEndpoint,
+    reference: Path,
+    *shards: Made,
+    key: str | None = None,
+    model: str = MODEL,
+    **settings: Any,
+) -> list[Any]:
+    """Run the stage on shards; the events that its jobs sent, when it fails, too. ``key`` names the variable that has it."""
     events: list[Any] = []
-    knobs = {**MANNERS, "url": endpoint.url, "model": MODEL}
+    knobs = {**MANNERS, "url": endpoint.url, "model": model, "api_key_env": key}
     inputs = {"verifier": bench.verifier, "head": bench.verifier, "reference": reference, "folder": endpoint.folder}
     jobs = [bench.one_job({**SETTINGS, **settings}, {"ids": one.ids, **inputs}, knobs, events) for one in shards]
     try:
@@ -126,28 +129,7 @@ def test_a_sample_that_stays_wrong_stops_its_shard_alone(
     events = draw(bench, endpoint, reference, shard(bench, 1), shard(bench, 2))
     assert len(outputs(events)) == 1
     assert "sample 0 got no states from the engine in 3 tries" in why(events) and reason in why(events)
-    assert {path.stem for path in endpoint.folder.glob("*.safetensors")} - {"foreign"} <= {f"cmpl-{n}" for n in (3, 4, 5)}
-
-
-def test_a_slow_answer_is_asked_for_again_and_told_where_all_are(endpoint: StatesEndpoint) -> None:
-    source = Source(endpoint.url, MODEL, endpoint.folder, timeout=2.0, attempts=8, backoff=0.01)
-    shape, told = Shape(len(LAYERS) + 1, 48, "float32"), lambda done: None
-    endpoint.fault = lambda number: "slow" if number == 1 else ""
-    (path,) = drawn_files(source, [[7, 8, 9]], shape, told)
-    assert path.exists() and endpoint.asked > 1
-    endpoint.fault = lambda number: "slow"
-    with pytest.raises(SampleFailed, match="sample 0 got no states from the engine in 2 tries: no answer within 0.2 s"):
-        drawn_files(replace(source, timeout=0.2, attempts=2), [[7, 8, 9]], shape, told)
-
-
-def test_a_file_is_read_once_the_engine_lets_go_of_it(tmp_path: Path) -> None:
-    path, lock = tmp_path / "a.safetensors", tmp_path / "a.safetensors.lock"
-    with open(lock, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert fault_of(path, [1, 2], SHAPE, 0.2) == "its file was not finished after 0.2 s"
-        with open(path, "wb") as file:
-            write_tensors(file, {"hidden_states": torch.zeros(2, 3, 4), "token_ids": torch.tensor([1, 2])})
-    assert fault_of(path, [1, 2], SHAPE, 0.2) is None and not lock.exists()
+    assert {path.stem for path in endpoint.folder.iterdir()} <= {"foreign"}
 
 
 def test_a_sentence_holds_no_token(bench: Bench, endpoint: StatesEndpoint, reference: Path, caplog: Any) -> None:
@@ -174,9 +156,7 @@ def test_wrong_on_purpose_is_named_before_any_sample_is_asked_for(
 ) -> None:
     if wrong.get("shift") == 1:
         wrong = {**wrong, "layer_ids": [0, 1, 2]}
-        asked = {"layer_ids": [0, 1, 2]}
-    else:
-        asked = {}
+    asked: dict[str, Any] = {"layer_ids": [0, 1, 2]} if wrong.get("shift") == 1 else {}
     for name, value in wrong.items():
         setattr(endpoint, name, value)
     events = draw(bench, endpoint, reference, shard(bench, 1), **asked)
@@ -187,3 +167,42 @@ def test_another_version_and_samples_too_long_are_refused(bench: Bench, endpoint
     assert f"runs version {VERSION}" in why(draw(bench, endpoint, reference, shard(bench, 1), version="0.32.0"))
     assert "--max-model-len 129" in why(draw(bench, endpoint, reference, shard(bench, 123)))
     assert endpoint.asked == 0
+
+
+def test_an_endpoint_that_is_down_or_serves_another_model(bench: Bench, endpoint: StatesEndpoint, reference: Path) -> None:
+    mine = shard(bench, 1)
+    assert f"serves {MODEL} and not test/whole: correct" in why(draw(bench, endpoint, reference, mine, model="test/whole"))
+    endpoint.url = f"http://127.0.0.1:{free_port()}"
+    told = draw(bench, endpoint, reference, mine)
+    assert f"nothing answers at the endpoint {endpoint.url} after 3 tries: start it" in why(told)
+    assert endpoint.asked == 0 and not outputs(told)
+
+
+def test_other_weights_under_the_right_name_are_told_by_the_proof(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    write_tiny_llama(tmp_path / "other", seed=6)
+    with StatesEndpoint(tmp_path / "other", endpoint.folder, list(LAYERS)).served() as other:
+        events = draw(bench, other, reference, shard(bench, 1))
+    assert f"the endpoint {other.url} gives states that are none of this verifier's" in why(events)
+    assert "no states were drawn" in why(events) and other.asked == 1 and not outputs(events)
+
+
+def test_the_key_goes_into_the_header_and_nowhere_else(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The endpoint refuses whoever comes without it, the proof's requests and the samples' alike."""
+    endpoint.key = secret = "sk-Quetzal-7"
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv("ENDPOINT_KEY", secret)
+    mine = shard(bench, 1, 2)
+    events = draw(bench, endpoint, reference, mine, key="ENDPOINT_KEY")
+    assert len(outputs(events)) == 1 and endpoint.asked == 3
+    monkeypatch.setenv("ENDPOINT_KEY", "sk-Quetzal-8")
+    events += draw(bench, endpoint, reference, mine, key="ENDPOINT_KEY")
+    assert "refuses the key" in why(events)
+    assert "refuses the key" in why(draw(bench, endpoint, reference, mine))
+    written = [path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()]
+    assert len(written) > 3 and not any(b"Quetzal" in content for content in written)
+    assert "Quetzal" not in json.dumps(events) + caplog.text

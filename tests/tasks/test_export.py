@@ -22,6 +22,7 @@ from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.llama_config import Llama3Scaling
 from kimi_adapters.published_draft import read_published
 from kimi_adapters.recipe import Recipe
+from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.tiny_config import Options, config_values
 from kimi_adapters.torch_file import write_tensors
 from tasks import export
@@ -100,8 +101,13 @@ def test_what_comes_back_of_an_export_drafts_the_same(
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_equal_vocabularies_leave_the_maps_out(bench: Bench, engine: str) -> None:
-    back = read_published(exported(bench, engine, vocabulary=DraftVocabulary(97, 97)))
-    assert back.vocabulary is None and not {"d2t", "t2d"} & back.tensors.keys() and back.config["draft_vocab_size"] == 97
+    folder = exported(bench, engine, vocabulary=DraftVocabulary(97, 97))
+    with TensorFile(folder / "model.safetensors") as file:
+        assert not {"d2t", "t2d"} & file.entries.keys()
+    back = read_published(folder)
+    assert back.vocabulary is None and back.config["draft_vocab_size"] == 97
+    with TensorFile(exported(bench, engine) / "model.safetensors") as file:
+        assert {"d2t", "t2d"} <= file.entries.keys()
 
 
 def test_a_card_says_how_it_was_made_how_good_it_is_and_how_it_is_served(bench: Bench) -> None:
@@ -158,7 +164,7 @@ def test_offsets_that_an_export_takes_as_absolute_are_named(bench: Bench, monkey
         write(file, {**tensors, "d2t": tensors["d2t"] + torch.arange(len(tensors["d2t"]))}, *more)
 
     monkeypatch.setattr(torch_file, "write_tensors", absolute)
-    with pytest.raises(UserError, match=r"d2t \(target = i \+ d2t\[i\]\) that does not name 39 rising ids"):
+    with pytest.raises(UserError, match=r"a d2t that holds ids, not offsets \(target = i \+ d2t\[i\]\)"):
         exported(bench, engine)
 
 

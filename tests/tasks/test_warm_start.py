@@ -10,14 +10,23 @@ import torch
 
 from artifacts.writer import ArtifactWriter
 from kimi_adapters.draft_vocabulary import DraftVocabulary
-from kimi_adapters.published_draft import PublishedDraft, read_published
+from kimi_adapters.published_draft import FROM_VERIFIER, PublishedDraft, read_published
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.tokenizer import Tokenizer
 from kimi_adapters.torch_file import read_tensors
+from kimi_adapters.weights import Checkpoint
 from tasks import training, vocabulary
 from tasks.formats import QUARANTINE, START, VOCABULARY
 from tasks.settings import TrainingSettings
-from tests.tasks.stage_jobs import LAYERS, Bench, Made
+from tests.kimi_adapters.published_fixtures import (
+    flat_names,
+    flat_values,
+    layer_values,
+    nested_values,
+    published_tensors,
+    write_draft,
+)
+from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
 TARGET = 49_152
 RECIPE = TrainingSettings(epochs=1, pack_tokens=128, intermediate_size=64, max_position_embeddings=256, replay_every_steps=0)
@@ -42,7 +51,9 @@ def test_a_parents_tokens_stay_while_they_cover_enough_and_can_end_an_answer(
     assert vocabulary.keep(counts, [6, 7], np.array(sorted(parent)), best, share) is kept
 
 
-def words_of(bench: Bench, verifier: Path, shard: Made, size: int, parent: str | None = None, share: float = 0.98) -> str:
+def words_of(
+    bench: Bench, verifier: Path, shard: Made, size: int, parent: str | Path | None = None, share: float = 0.98
+) -> str:
     inputs: dict[str, Any] = {"ids.0": shard.ids, "masks.0": shard.masks, "tokenizer": verifier}
     settings: dict[str, Any] = {"size": size, "target_size": TARGET}
     if parent:
@@ -55,7 +66,9 @@ def tokens_of(bench: Bench, digest: str) -> list[int]:
     return found
 
 
-def train(bench: Bench, verifier: Path, shard: Made, words: str, parent: str | None = None) -> dict[str, str]:
+def train(
+    bench: Bench, verifier: Path, shard: Made, words: str, parent: str | Path | None = None, **recipe: Any
+) -> dict[str, str]:
     nothing = ArtifactWriter("quarantine", bench.workspace)
     nothing.write(QUARANTINE, json.dumps({"quarantine": {}, "drop": {}}).encode())
     quarantine = bench.store.commit(nothing.seal()).digest
@@ -64,7 +77,13 @@ def train(bench: Bench, verifier: Path, shard: Made, words: str, parent: str | N
     inputs |= {"parent": parent} if parent else {}
     for stale in (bench.workspace / "checkpoints").glob("*"):
         stale.unlink()
-    return bench.job(training.compute, {**RECIPE.recipe(), "layer_ids": LAYERS}, inputs, sharding="none")
+    return bench.job(training.compute, {**RECIPE.recipe(), "layer_ids": LAYERS, **recipe}, inputs, sharding="none")
+
+
+def start_of(bench: Bench, made: dict[str, str]) -> dict[str, torch.Tensor]:
+    """What training began with."""
+    with TensorFile(bench.store.open(made["start"]) / START) as file:
+        return read_tensors(file)
 
 
 def draft_of(bench: Bench, made: dict[str, str]) -> PublishedDraft:
@@ -82,8 +101,7 @@ def test_a_warm_start_goes_on_from_its_parent(bench: Bench, cut_verifier: Path, 
     assert tokens_of(bench, kept) == tokens_of(bench, small)
     assert facts["parent"] == "kept" and facts["parent_coverage"] == facts["coverage"] == bench.refs[small].facts["coverage"]
     second = train(bench, cut_verifier, clean, kept, first["draft"])
-    with TensorFile(bench.store.open(second["start"]) / START) as file:
-        start = read_tensors(file)
+    start = start_of(bench, second)
     assert start and all(torch.equal(tensor, parent.tensors[name]) for name, tensor in start.items())
     assert bench.refs[second["draft"]].facts["parent_tokens"] == special + 30
     assert "parent_tokens" not in bench.refs[first["draft"]].facts
@@ -95,5 +113,37 @@ def test_a_warm_start_goes_on_from_its_parent(bench: Bench, cut_verifier: Path, 
     assert bench.refs[third["draft"]].facts["parent_tokens"] == len(
         set(tokens_of(bench, larger)) & set(tokens_of(bench, small))
     )
-    with TensorFile(bench.store.open(third["start"]) / START) as file:
-        assert all(torch.equal(tensor, parent.tensors[name]) for name, tensor in read_tensors(file).items())
+    assert all(torch.equal(tensor, parent.tensors[name]) for name, tensor in start_of(bench, third).items())
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "bare"])
+def test_training_goes_on_from_a_draft_that_others_published(
+    bench: Bench, cut_verifier: Path, clean: Made, texts: list[Text], tmp_path: Path, form: str
+) -> None:
+    """In SGLang's format and in speculators'; `bare` proposes every token and leaves both tables to the verifier."""
+    checkpoint = Checkpoint(cut_verifier)
+    used = {token for text in texts for token in text.ids} | set(Tokenizer(cut_verifier).special_ids())
+    vocabulary = DraftVocabulary.of_tokens(range(TARGET) if form == "bare" else used, TARGET)
+    tensors = published_tensors(vocabulary, hidden=checkpoint.config.hidden_size, inner=64)
+    sizes = {"vocab_size": TARGET, "hidden_size": checkpoint.config.hidden_size, "intermediate_size": 64}
+    if form == "nested":
+        values = nested_values(transformer_layer_config=layer_values(**sizes), eagle_aux_hidden_state_layer_ids=LAYERS)
+        folder = write_draft(tmp_path / form, values | {"draft_vocab_size": vocabulary.size}, tensors)
+    else:
+        eagle = {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in LAYERS]}
+        values = flat_values(**sizes, draft_vocab_size=vocabulary.size, eagle_config=eagle)
+        left_out = FROM_VERIFIER if form == "bare" else ()
+        stored = {name: tensor for name, tensor in flat_names(tensors).items() if name not in left_out}
+        folder = write_draft(tmp_path / form, values, stored)
+    words = words_of(bench, cut_verifier, clean, vocabulary.size, folder)
+    assert bench.refs[words].facts["parent"] == "kept" and tokens_of(bench, words) == vocabulary.targets().tolist()
+    recipe = {"train_lm_head": form != "bare", "norm_before_residual": form == "nested"}
+    made = train(bench, cut_verifier, clean, words, folder, **recipe)
+    assert bench.refs[made["draft"]].facts["parent_tokens"] == vocabulary.size
+    expected = {name: tensor.bfloat16().float() for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+    if form == "bare":
+        expected |= dict(zip(FROM_VERIFIER, (checkpoint.embed(torch.float32), checkpoint.lm_head(torch.float32)), strict=True))
+    start, kept = start_of(bench, made), set(FROM_VERIFIER if form == "bare" else FROM_VERIFIER[:1])  # what is not trained
+    assert start.keys() == expected.keys() - kept
+    begun = start | {name: tensor for name, tensor in draft_of(bench, made).tensors.items() if name in kept}
+    assert [name for name, tensor in expected.items() if not torch.equal(begun[name], tensor)] == []
