@@ -30,12 +30,12 @@ def retrain(
     host: Host,
     again: bool = False,
     code: Path | None = None,
-    before: Callable[[Collection[str]], None] = lambda left_out: None,
+    before: Callable[[Settings, Collection[str]], None] = lambda settings, left_out: None,
 ) -> Outcome:
     """Train on what is there if some of it is new (or ``again``), compare and promote; the champion stays in every doubt.
 
     ``code`` is the snapshot that ``run`` works with, else the checkout; ``before`` is called before anything costly, with the
-    digests of the files that are left out.
+    settings that the draft is trained by and the digests of the files that are left out.
     """
     check(settings)
     if empty := nothing_landed(settings):
@@ -52,8 +52,9 @@ def retrain(
         return idle(last, left_out)
     alias = throne.alias()
     champion = alias.digest if alias else None
-    before(found.refused)
-    made = train_draft(_warm(settings, champion), run, host.memo, host.forgotten.of, found.refused)
+    warm = _warm(settings, champion)
+    before(warm, found.refused)
+    made = train_draft(warm, run, host.memo, host.forgotten.of, found.refused)
     candidate = facts_ref(made.training, "draft").digest
     if candidate == champion:
         return Outcome("nothing new", ["it is the champion already"], candidate, champion, None, left_out, made)

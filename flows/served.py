@@ -31,7 +31,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
         settings: Everything a run is told.
     """
     run = begin(settings)
-    planned = say_plan(run)
+    planned = say_plan(run, settings)
 
     def work(opened: Opened) -> dict[str, Any]:
         with run.walking() as walk:
@@ -43,15 +43,15 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     return ended
 
 
-def say_plan(run: Begun, left_out: Collection[str] = ()) -> Walk:
+def say_plan(run: Begun, settings: Settings, left_out: Collection[str] = ()) -> Walk:
     """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run.
 
     A plan that would pass the budget waits for a person's approval.
     """
-    walk = plan(run.settings, run.host, run.snapshot, left_out)
+    walk = plan(settings, run.host, run.snapshot, left_out)
     counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
-    over = over_budget(run.settings, walk)
+    over = over_budget(settings, walk)
     if over:
         ask(over)
     return walk

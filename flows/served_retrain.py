@@ -78,8 +78,8 @@ def _retrained(settings: Settings, again: bool) -> tuple[Outcome, dict[str, Any]
         with run.walking() as walk:
             with run.executor(walk, opened) as executor:
 
-                def before(left_out: Collection[str]) -> None:
-                    say_plan(run, left_out)
+                def before(warm: Settings, left_out: Collection[str]) -> None:
+                    say_plan(run, warm, left_out)
 
                 outcome = retrain(settings, executor, run.host, again, run.snapshot, before)
             result = publish(run, walk, outcome.made) if outcome.made else {"nodes": []}

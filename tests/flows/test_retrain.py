@@ -14,6 +14,7 @@ from flows.champions import Championship
 from flows.idle import nothing_new
 from flows.outcome import Outcome
 from running import cli
+from tasks.settings import Settings
 from tests.month import Month, Retrained, flood, good, good_again, write_verifier, wrong_template
 
 
@@ -43,7 +44,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, whole_verifier: Path) -> Sto
     told = Story(month)
     good(month.folder)
 
-    def meanwhile(left_out: Any) -> None:
+    def meanwhile(settings: Settings, left_out: Any) -> None:
         told.weeks["first"] = month.retrain()
 
     told.weeks["late"] = month.retrain(before=meanwhile, seed=1)
