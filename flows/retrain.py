@@ -21,6 +21,7 @@ from running.plan import PlanExecutor
 from running.walk import Executor
 from tasks import acceptance, corpus, legacy, promotion, verifier
 from tasks.champions import CHAMPION
+from tasks.promotion import Judged
 from tasks.settings import Settings
 
 
@@ -62,7 +63,7 @@ def retrain(
     outcome = Outcome("refused", decision.facts["reasons"], candidate, champion, decision, left_out, made)
     if decision.facts["verdict"] != "promote":
         return outcome
-    if asks(settings, made):
+    if asks(settings, decision):
         return replace(outcome, verdict="waits")
     return promote(throne, outcome)
 
@@ -78,15 +79,16 @@ def compare(settings: Settings, run: Executor, host: Host, throne: Championship,
     """Judge the champion on what the candidate was judged on, and decide."""
     shards = [*corpus.shards(made.corpora), *legacy.shards(made.legacy)]
     masks = [shard.masks for shard in shards if isinstance(shard.masks, Input)]
-    judged: list[Made] = []
+    judged = None
     if champion is not None:
         known = as_made(host, champion)
         _check_layers(settings, made, known)
         nodes = acceptance.nodes(
             settings, shards, made.states, made.checked, known, made.verifier, verifier.decodes(made.verifier)
         )
-        judged = run.map(replace(node, name=f"{node.name}, champion") for node in nodes)
-    return facts_ref(run.run(promotion.node(settings, throne.scope, made.judged, judged, masks)), "decision")
+        judged = Judged(champion, run.map(replace(node, name=f"{node.name}, champion") for node in nodes))
+    candidate = Judged(facts_ref(made.training, "draft").digest, made.judged)
+    return facts_ref(run.run(promotion.node(settings, throne.scope, candidate, judged, masks)), "decision")
 
 
 def _check_layers(settings: Settings, made: DraftRun, champion: Made) -> None:
@@ -98,10 +100,10 @@ def _check_layers(settings: Settings, made: DraftRun, champion: Made) -> None:
         )
 
 
-def asks(settings: Settings, made: DraftRun) -> bool:
+def asks(settings: Settings, decision: Ref) -> bool:
     """Whether a person approves: as ``promotion.ask`` says, which by default is where the verifier itself has not decoded."""
     ask = settings.promotion.ask
-    decoded = any(facts_ref(one, "acceptance").facts["method"] != "replay" for one in made.judged)
+    decoded = "real decoding" in decision.facts.get("methods", [])
     return ask == "always" or (ask == "without decoding" and not decoded)
 
 
