@@ -49,8 +49,9 @@ def retrain(
     last = last_retraining(host, throne.scope)
     found = news(settings, host, target, last, plan, run)
     left_out = list(found.refused.values())
-    if not found.fresh and not again and not unfinished(throne, last):
-        return idle(last, left_out)
+    if not found.fresh and not again:
+        waiting = unfinished(throne, last, left_out)
+        return settle(settings, throne, waiting) if waiting else idle(last, left_out)
     alias = throne.alias()
     champion = alias.digest if alias else None
     warm = _warm(settings, champion)
@@ -61,11 +62,7 @@ def retrain(
         return Outcome("nothing new", ["it is the champion already"], candidate, champion, None, left_out, made)
     decision = compare(settings, run, host, throne, made, champion)
     outcome = Outcome("refused", decision.facts["reasons"], candidate, champion, decision, left_out, made)
-    if decision.facts["verdict"] != "promote":
-        return outcome
-    if asks(settings, decision):
-        return replace(outcome, verdict="waits")
-    return promote(throne, outcome)
+    return settle(settings, throne, outcome) if decision.facts["verdict"] == "promote" else outcome
 
 
 def _warm(settings: Settings, champion: str | None) -> Settings:
@@ -98,6 +95,12 @@ def _check_layers(settings: Settings, made: DraftRun, champion: Made) -> None:
             f"the champion drafts from the layers {theirs} and hidden_states.layer_ids are {mine}, so that the two cannot be "
             "compared on the same states: set hidden_states.layer_ids as they were, or `eyas champion --to` the new draft"
         )
+
+
+def settle(settings: Settings, throne: Championship, outcome: Outcome) -> Outcome:
+    """Promote a draft that was decided for, unless a person is to be asked: it then waits."""
+    assert outcome.decision is not None
+    return replace(outcome, verdict="waits") if asks(settings, outcome.decision) else promote(throne, outcome)
 
 
 def asks(settings: Settings, decision: Ref) -> bool:

@@ -32,6 +32,8 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """
     run = begin(settings)
     planned = say_plan(run, settings)
+    if over := over_budget(settings, planned):
+        ask(over)
 
     def work(opened: Opened) -> dict[str, Any]:
         with run.walking() as walk:
@@ -44,16 +46,10 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
 
 
 def say_plan(run: Begun, settings: Settings, left_out: Collection[str] = ()) -> Walk:
-    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run.
-
-    A plan that would pass the budget waits for a person's approval.
-    """
+    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run."""
     walk = plan(settings, run.host, run.snapshot, left_out)
     counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
-    over = over_budget(settings, walk)
-    if over:
-        ask(over)
     return walk
 
 

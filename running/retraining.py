@@ -17,7 +17,7 @@ def retrain(settings: Any, parsed: Namespace) -> int:
     from flows.planning import open_host
 
     idle = None if parsed.again else nothing_new(settings, open_host(settings))  # told before Prefect takes its seconds
-    if idle:
+    if idle and idle.verdict != "waits":
         result: dict[str, Any] = {"verdict": idle.verdict, "because": idle.because, "left_out": idle.left_out, "nodes": []}
     else:
         start_prefect()
