@@ -12,6 +12,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.approval import ask
 from flows.begun import Begun, begin
 from flows.budget import over_budget
+from flows.outcome import Outcome
 from flows.planning import plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
@@ -53,9 +54,10 @@ def say_plan(run: Begun, settings: Settings, left_out: Collection[str] = ()) -> 
     return walk
 
 
-def publish(run: Begun, walk: Walk, made: DraftRun) -> dict[str, Any]:
-    """Write the report, show it in Prefect, and return the nodes and where things lie."""
-    report, markdown = write_report(run.settings, run.host, walk.steps, made, run.folder)
+def publish(run: Begun, walk: Walk, made: DraftRun, outcome: Outcome | None = None) -> dict[str, Any]:
+    """Write the report, which begins with a retraining's ``outcome``, show it in Prefect, and return the nodes and where things
+    lie."""
+    report, markdown = write_report(run.settings, run.host, walk.steps, made, run.folder, outcome)
     create_markdown_artifact(key="draft-report", markdown=markdown, description="Acceptance, data quality, what ran")
     assert made.export.outputs is not None
     checkpoint = run.host.store.folder(made.export.outputs["export"].digest)

@@ -90,7 +90,7 @@ def _in_window(run: Begun, window: WindowSettings, again: bool, check: Callable[
                     check(warm, say_plan(run, warm, left_out))
 
                 outcome = retrain(settings, executor, run.host, again, run.snapshot, before)
-            result = publish(run, walk, outcome.made) if outcome.made else {"nodes": []}
+            result = publish(run, walk, outcome.made, outcome) if outcome.made else {"nodes": []}
         text = decision_report(run.host.store, outcome)
         if outcome.made:
             (Path(result["report"]).parent / "decision.md").write_text(text)
