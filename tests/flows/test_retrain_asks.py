@@ -119,7 +119,7 @@ def test_over_its_budget_a_retraining_holds_nothing_while_a_person_is_asked(aske
     with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as api:
         run = asked.run(api, settings)
         executed = execute(asked.project, run)
-        wait_for(lambda: state_of(api, run).name == "Paused", process=executed)
+        wait_for(lambda: state_of(api, run).name == "Paused")
         assert told.read_text().split() == ["begun", "free"]
         with asked.month.host.store.alone("gc"):
             assert len(list(drafts.glob("*.json"))) == 1

@@ -16,8 +16,8 @@ from tasks.settings import Settings
 from tests.tasks.stage_jobs import Bench
 
 FACTS = {"length": 1.8, "low": 1.7, "high": 1.9, "untrained_length": 1.0}
-PROMPTS = [{"id": f"p{i}"} for i in range(10)]
-SAMPLED = [{"shard": i % 2, "sample": i // 2} for i in range(20)]
+PROMPTS: list[dict[str, Any]] = [{"id": f"p{i}"} for i in range(10)]
+SAMPLED: list[dict[str, Any]] = [{"shard": i % 2, "sample": i // 2} for i in range(20)]
 
 
 @pytest.fixture
