@@ -133,7 +133,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "repeats_equal": _INT,
     },
     "export": {"engine": _STR, "dtype": _STR, "parameters": _INT, "reload_checked": _INT, "served": _STR},
-    "decision": {"verdict": _STR, "reasons": _LIST, "candidate": _STR, "champion": _STR, "verifier": _STR},
+    "decision": {
+        "verdict": _STR,
+        "reasons": _LIST,
+        "candidate": _STR,
+        "champion": _STR,
+        "verifier": _STR,
+        "methods": _LIST,
+    },
 }
 
 

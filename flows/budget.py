@@ -12,11 +12,15 @@ log = logging.getLogger("eyas")
 HOUR = 3600.0
 
 
+class OverBudget(UserError):
+    """A plan would pass the budget; a person may let it."""
+
+
 def require_budget(settings: Settings, walk: Walk) -> None:
     """Refuse a plan that would pass the budget."""
     over = over_budget(settings, walk)
     if over:
-        raise UserError(over)
+        raise OverBudget(over)
 
 
 def over_budget(settings: Settings, walk: Walk) -> str | None:

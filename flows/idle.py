@@ -15,7 +15,8 @@ from tasks.settings import Settings
 
 
 def nothing_new(settings: Settings, host: Host) -> Outcome | None:
-    """What a retraining would say that has nothing to do; None where it has, or would have to look. Nothing is run."""
+    """What a retraining would say that has nothing to train, ``waits`` where the last one's draft still does; None where it
+    has, or would have to look. Nothing is run."""
     check(settings)
     if empty := nothing_landed(settings):
         return empty
@@ -23,9 +24,16 @@ def nothing_new(settings: Settings, host: Host) -> Outcome | None:
     target = obtain_verifier(settings, plan, host.memo)
     last = last_retraining(host, scope(target))
     found = news(settings, host, target, last, plan, plan)
-    if found.fresh or unfinished(Championship(host, target), last):
+    if found.fresh:
         return None
-    return idle(last, list(found.refused.values()))
+    left_out = list(found.refused.values())
+    return unfinished(Championship(host, target), last, left_out) or idle(last, left_out)
+
+
+def undecided(settings: Settings, host: Host) -> Outcome | None:
+    """The last retraining's outcome, whatever has landed since, if its draft still waits."""
+    throne = Championship.of(settings, host)
+    return unfinished(throne, last_retraining(host, scope(throne.target)), [])
 
 
 def check(settings: Settings) -> None:
@@ -59,15 +67,15 @@ def idle(last: Last | None, left_out: list[str]) -> Outcome:
     return Outcome("nothing new", [f"every source was in the retraining of {last.when} ({last.told})"])
 
 
-def unfinished(throne: Championship, last: Last | None) -> bool:
-    """Whether the last retraining decided to promote and nobody did or declined: it was ended, or waits for a person."""
+def unfinished(throne: Championship, last: Last | None, left_out: list[str]) -> Outcome | None:
+    """The outcome of a retraining that decided to promote and nobody did or declined: it was ended, or waits for a person."""
+    if last is None:
+        return None
+    decision = last.decision.outputs["decision"]
+    candidate, champion = decision.facts["candidate"], decision.facts["champion"]
     alias = throne.alias()
-    facts = last.decision.outputs["decision"].facts if last else {}
-    stood = [move.digest for move in alias.history] if alias else []
-    return bool(
-        facts
-        and facts["verdict"] == "promote"
-        and facts["candidate"] not in stood
-        and facts["champion"] == (alias.digest if alias else "")
-        and not throne.declined(facts["candidate"])
-    )
+    if decision.facts["verdict"] != "promote" or champion != (alias.digest if alias else ""):
+        return None
+    if throne.declined(candidate) or (alias and candidate in (move.digest for move in alias.history)):
+        return None
+    return Outcome("waits", decision.facts["reasons"], candidate, champion or None, decision, left_out)

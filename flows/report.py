@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.store import Store
+from flows.outcome import Outcome
 from flows.report_cases import slices
 from flows.report_champion import Champion, champion
 from flows.report_compared import compared_section
 from flows.report_costs import costs
 from flows.report_data import data_sections, facts_ref, validation_plots
+from flows.report_decision import decided
 from flows.report_engine import engine_section
 from flows.report_html import page
 from flows.report_lineage import lineage
@@ -26,8 +28,10 @@ from tasks.markdown import markdown_table
 from tasks.settings import Settings
 
 
-def write_report(settings: Settings, host: Host, steps: list[Step], made: DraftRun, run_folder: Path) -> tuple[Path, str]:
-    """The report's path and its markdown for Prefect, plots inside.
+def write_report(
+    settings: Settings, host: Host, steps: list[Step], made: DraftRun, run_folder: Path, outcome: Outcome | None = None
+) -> tuple[Path, str]:
+    """The report's path and its markdown for Prefect, plots inside; the verdict first, which is a retraining's ``outcome``.
 
     ``report.html`` has everything in it; ``report.md`` has its plots beside it. They lie in the state, not in the store: they
     tell of one run on this host, and may show text.
@@ -36,7 +40,7 @@ def write_report(settings: Settings, host: Host, steps: list[Step], made: DraftR
     folder.mkdir(parents=True)
     curves = draw_curves(store, made, folder, host.state / "plots")
     plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]
-    sections = [*judgement(settings, host, made), *engine_section(made), *seen_prompts(settings, store, made)]
+    sections = [*judgement(settings, host, made, outcome), *engine_section(made), *seen_prompts(settings, store, made)]
     sections += [training_section(made, curves, run_folder / METRICS)]
     sections += [data_sections(settings, store, made), costs(store, steps), lineage(store, steps, made)]
     title = f"Draft {settings.name} for {made.verifier.name}"
@@ -51,15 +55,15 @@ def write_report(settings: Settings, host: Host, steps: list[Step], made: DraftR
     return folder / "report.html", text
 
 
-def judgement(settings: Settings, host: Host, made: DraftRun) -> list[str]:
-    """What our own judges say, the verdict first; nothing where only an engine judged."""
-    if not made.judged:
-        return []
+def judgement(settings: Settings, host: Host, made: DraftRun, outcome: Outcome | None) -> list[str]:
+    """The verdict, and what our own judges say; of them nothing where only an engine judged."""
     best = {one.node.name: champion(host.store, host.aliases, made.verifier, one) for one in made.judged}
-    first = facts_ref(made.judged[0], "acceptance").facts
-    sections = [f"> {verdict(settings, first, best[made.judged[0].node.name])}\n>\n> {RULE}", acceptance(made, best)]
+    said = decided(outcome) if outcome else f"> {verdict(settings, made, best)}\n>\n> {RULE}"
+    if not made.judged:
+        return [said]
     return [
-        *sections,
+        said,
+        acceptance(made, best),
         f"![accepted by position]({PLOT})",
         *compared_section(host.store, made),
         *slices(host.store, made.judged),

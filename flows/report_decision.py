@@ -9,6 +9,19 @@ from flows.report_data import open_whole
 from tasks.markdown import markdown_table
 from tasks.promotion import DECISION
 
+_FIRST = {
+    "promoted": "Serve this draft: it has become champion",
+    "refused": "Do not serve this draft: it was refused",
+    "waits": "Not decided: a person is to say whether this draft becomes champion",
+    "nothing new": "Go on serving this draft",
+}
+
+
+def decided(outcome: Outcome) -> str:
+    """The first sentence of a retraining's report, which is its decision, and the reasons."""
+    reasons = "\n".join(f"> - {reason}" for reason in outcome.because)
+    return f"> **{_FIRST[outcome.verdict]}.**\n>\n{reasons}"
+
 
 def decision_report(store: Store, outcome: Outcome) -> str:
     """The outcome, its reasons, and the acceptance of both drafts by measure and slice, in markdown."""

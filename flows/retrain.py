@@ -21,6 +21,7 @@ from running.plan import PlanExecutor
 from running.walk import Executor
 from tasks import acceptance, corpus, legacy, promotion, verifier
 from tasks.champions import CHAMPION
+from tasks.promotion import Judged
 from tasks.settings import Settings
 
 
@@ -30,12 +31,12 @@ def retrain(
     host: Host,
     again: bool = False,
     code: Path | None = None,
-    before: Callable[[Collection[str]], None] = lambda left_out: None,
+    before: Callable[[Settings, Collection[str]], None] = lambda settings, left_out: None,
 ) -> Outcome:
     """Train on what is there if some of it is new (or ``again``), compare and promote; the champion stays in every doubt.
 
     ``code`` is the snapshot that ``run`` works with, else the checkout; ``before`` is called before anything costly, with the
-    digests of the files that are left out.
+    settings that the draft is trained by and the digests of the files that are left out.
     """
     check(settings)
     if empty := nothing_landed(settings):
@@ -48,22 +49,20 @@ def retrain(
     last = last_retraining(host, throne.scope)
     found = news(settings, host, target, last, plan, run)
     left_out = list(found.refused.values())
-    if not found.fresh and not again and not unfinished(throne, last):
-        return idle(last, left_out)
+    if not found.fresh and not again:
+        waiting = unfinished(throne, last, left_out)
+        return settle(settings, throne, waiting) if waiting else idle(last, left_out)
     alias = throne.alias()
     champion = alias.digest if alias else None
-    before(found.refused)
-    made = train_draft(_warm(settings, champion), run, host.memo, host.forgotten.of, found.refused)
+    warm = _warm(settings, champion)
+    before(warm, found.refused)
+    made = train_draft(warm, run, host.memo, host.forgotten.of, found.refused)
     candidate = facts_ref(made.training, "draft").digest
     if candidate == champion:
         return Outcome("nothing new", ["it is the champion already"], candidate, champion, None, left_out, made)
     decision = compare(settings, run, host, throne, made, champion)
     outcome = Outcome("refused", decision.facts["reasons"], candidate, champion, decision, left_out, made)
-    if decision.facts["verdict"] != "promote":
-        return outcome
-    if asks(settings, made):
-        return replace(outcome, verdict="waits")
-    return promote(throne, outcome)
+    return settle(settings, throne, outcome) if decision.facts["verdict"] == "promote" else outcome
 
 
 def _warm(settings: Settings, champion: str | None) -> Settings:
@@ -77,15 +76,16 @@ def compare(settings: Settings, run: Executor, host: Host, throne: Championship,
     """Judge the champion on what the candidate was judged on, and decide."""
     shards = [*corpus.shards(made.corpora), *legacy.shards(made.legacy)]
     masks = [shard.masks for shard in shards if isinstance(shard.masks, Input)]
-    judged: list[Made] = []
+    judged = None
     if champion is not None:
         known = as_made(host, champion)
         _check_layers(settings, made, known)
         nodes = acceptance.nodes(
             settings, shards, made.states, made.checked, known, made.verifier, verifier.decodes(made.verifier)
         )
-        judged = run.map(replace(node, name=f"{node.name}, champion") for node in nodes)
-    return facts_ref(run.run(promotion.node(settings, throne.scope, made.judged, judged, masks)), "decision")
+        judged = Judged(champion, run.map(replace(node, name=f"{node.name}, champion") for node in nodes))
+    candidate = Judged(facts_ref(made.training, "draft").digest, made.judged)
+    return facts_ref(run.run(promotion.node(settings, throne.scope, candidate, judged, masks)), "decision")
 
 
 def _check_layers(settings: Settings, made: DraftRun, champion: Made) -> None:
@@ -97,10 +97,16 @@ def _check_layers(settings: Settings, made: DraftRun, champion: Made) -> None:
         )
 
 
-def asks(settings: Settings, made: DraftRun) -> bool:
+def settle(settings: Settings, throne: Championship, outcome: Outcome) -> Outcome:
+    """Promote a draft that was decided for, unless a person is to be asked: it then waits."""
+    assert outcome.decision is not None
+    return replace(outcome, verdict="waits") if asks(settings, outcome.decision) else promote(throne, outcome)
+
+
+def asks(settings: Settings, decision: Ref) -> bool:
     """Whether a person approves: as ``promotion.ask`` says, which by default is where the verifier itself has not decoded."""
     ask = settings.promotion.ask
-    decoded = any(facts_ref(one, "acceptance").facts["method"] != "replay" for one in made.judged)
+    decoded = "real decoding" in decision.facts.get("methods", [])
     return ask == "always" or (ask == "without decoding" and not decoded)
 
 

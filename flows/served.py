@@ -12,6 +12,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.approval import ask
 from flows.begun import Begun, begin
 from flows.budget import over_budget
+from flows.outcome import Outcome
 from flows.planning import plan
 from flows.report import write_report
 from flows.train_draft import DraftRun, train_draft
@@ -31,7 +32,9 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
         settings: Everything a run is told.
     """
     run = begin(settings)
-    planned = say_plan(run)
+    planned = say_plan(run, settings)
+    if over := over_budget(settings, planned):
+        ask(over)
 
     def work(opened: Opened) -> dict[str, Any]:
         with run.walking() as walk:
@@ -43,23 +46,18 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     return ended
 
 
-def say_plan(run: Begun, left_out: Collection[str] = ()) -> Walk:
-    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run.
-
-    A plan that would pass the budget waits for a person's approval.
-    """
-    walk = plan(run.settings, run.host, run.snapshot, left_out)
+def say_plan(run: Begun, settings: Settings, left_out: Collection[str] = ()) -> Walk:
+    """Walk the plan first: it refuses what cannot work before anything is submitted, and says what will run."""
+    walk = plan(settings, run.host, run.snapshot, left_out)
     counts = {status: sum(step.status == status for step in walk.steps) for status in ("hit", "run", "may run")}
     log.info("plan: %d hit, %d run, %d may run", counts["hit"], counts["run"], counts["may run"])
-    over = over_budget(run.settings, walk)
-    if over:
-        ask(over)
     return walk
 
 
-def publish(run: Begun, walk: Walk, made: DraftRun) -> dict[str, Any]:
-    """Write the report, show it in Prefect, and return the nodes and where things lie."""
-    report, markdown = write_report(run.settings, run.host, walk.steps, made, run.folder)
+def publish(run: Begun, walk: Walk, made: DraftRun, outcome: Outcome | None = None) -> dict[str, Any]:
+    """Write the report, which begins with a retraining's ``outcome``, show it in Prefect, and return the nodes and where things
+    lie."""
+    report, markdown = write_report(run.settings, run.host, walk.steps, made, run.folder, outcome)
     create_markdown_artifact(key="draft-report", markdown=markdown, description="Acceptance, data quality, what ran")
     assert made.export.outputs is not None
     checkpoint = run.host.store.folder(made.export.outputs["export"].digest)

@@ -1,43 +1,36 @@
 """Retraining as Prefect runs it: by hand, on a schedule, on an event. A run's last state bears the name of its outcome."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, runtime
+from prefect import flow
 from prefect.artifacts import create_markdown_artifact
-from prefect.flow_runs import suspend_flow_run
-from prefect.input import RunInput
 from prefect.states import Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import Field
 
 from errors import UserError
-from flows.approval import WAITS
-from flows.begun import begin
-from flows.champions import Championship
+from flows.approval import ask
+from flows.asked import asked_before, settled
+from flows.begun import Begun, begin
+from flows.budget import OverBudget, require_budget
 from flows.idle import nothing_new
 from flows.outcome import Outcome
 from flows.planning import open_host
 from flows.report_decision import decision_report
-from flows.retrain import promote, retrain
+from flows.retrain import retrain
 from flows.served import publish, say_plan
 from flows.windowed import Opened, in_window
-from running.host import Host
 from running.prefect_log import send_log_to_prefect
 from running.waiting import MOST_AT_ONCE
+from running.walk import Walk
+from tasks.operation_settings import WindowSettings
 from tasks.settings import Settings
 
 log = logging.getLogger("eyas")
-
-
-class Approval(RunInput):
-    """What the form asks when a suspended run is resumed."""
-
-    promote: bool = Field(False, description="Make this draft the champion of its verifier")
-    because: str = Field("", description="Why; kept in the champion's history")
+Ended = tuple[Outcome, dict[str, Any]] | State[Any]  # the outcome and what ran, or the state of a window that had closed
 
 
 @flow(name="retrain", task_runner=ThreadPoolTaskRunner(max_workers=MOST_AT_ONCE), persist_result=False)  # type: ignore[arg-type]
@@ -53,13 +46,13 @@ def retrain_flow(settings: Settings, again: bool = False, landed: str = "") -> S
     if landed:
         _require_read(settings, Path(landed))
     host = open_host(settings)
-    idle = None if again else nothing_new(settings, host)
-    ended = (idle, dict[str, Any](nodes=[])) if idle else _retrained(settings, again)
+    known = asked_before(settings, host) or (None if again else nothing_new(settings, host))
+    ended = (known, dict[str, Any](nodes=[])) if known else _retrained(settings, again)
     if isinstance(ended, State):
         return ended
     outcome, result = ended
-    if outcome.verdict == "waits" and runtime.deployment.id:
-        outcome = _approved(settings, host, outcome)
+    if outcome.verdict == "waits":
+        outcome = settled(settings, host, outcome)
     log.info("%s", outcome.sentence)
     told = {
         "verdict": outcome.verdict,
@@ -70,26 +63,41 @@ def retrain_flow(settings: Settings, again: bool = False, landed: str = "") -> S
     return Completed(name=outcome.verdict.title().replace(" ", ""), message=outcome.sentence, data={**result, **told})
 
 
-def _retrained(settings: Settings, again: bool) -> tuple[Outcome, dict[str, Any]] | State[Any]:
-    """How it ended and what ran; a state of its own where the window closed before."""
+def _retrained(settings: Settings, again: bool) -> Ended:
+    """How it ended and what ran; a state of its own where the window closed before.
+
+    Only inside the window is it known what is to be done. Over the budget it leaves the window, so that nothing is held while
+    a person is asked, and goes in again; the window is waited for then, else an approval outside of it would be lost.
+    """
     run = begin(settings)
+    try:
+        return _in_window(run, settings.window, again, require_budget)
+    except OverBudget as over:
+        sentence = str(over)
+    ask(sentence)
+    return _in_window(run, settings.window.model_copy(update={"wait": True}), again, lambda settings, walk: None)
+
+
+def _in_window(run: Begun, window: WindowSettings, again: bool, check: Callable[[Settings, Walk], None]) -> Ended:
+    """``check`` may refuse the plan before anything costly."""
+    settings = run.settings
 
     def work(opened: Opened) -> tuple[Outcome, dict[str, Any]]:
         with run.walking() as walk:
             with run.executor(walk, opened) as executor:
 
-                def before(left_out: Collection[str]) -> None:
-                    say_plan(run, left_out)
+                def before(warm: Settings, left_out: Collection[str]) -> None:
+                    check(warm, say_plan(run, warm, left_out))
 
                 outcome = retrain(settings, executor, run.host, again, run.snapshot, before)
-            result = publish(run, walk, outcome.made) if outcome.made else {"nodes": []}
+            result = publish(run, walk, outcome.made, outcome) if outcome.made else {"nodes": []}
         text = decision_report(run.host.store, outcome)
         if outcome.made:
             (Path(result["report"]).parent / "decision.md").write_text(text)
         create_markdown_artifact(key="promotion", markdown=text, description="Whether the draft became champion, and why")
         return replace(outcome, made=None), result
 
-    ended: tuple[Outcome, dict[str, Any]] | State[Any] = in_window(settings.window, None, run.window_log, work)
+    ended: Ended = in_window(window, None, run.window_log, work)
     return ended
 
 
@@ -98,18 +106,3 @@ def _require_read(settings: Settings, landed: Path) -> None:
     folders = [Path(given).resolve() for given in settings.data.conversations]
     if not any(landed.resolve().is_relative_to(folder) for folder in folders):
         raise UserError(f"data has landed in {landed}, which data.conversations does not name: add it to the settings")
-
-
-def _approved(settings: Settings, host: Host, outcome: Outcome) -> Outcome:
-    """Leave the worker until a person resumes the run: it then starts anew, everything hits, and this gives the answer.
-
-    The question is bound to the candidate, so that an answer cannot promote a draft that it was not about.
-    """
-    assert outcome.candidate is not None
-    form = Approval.with_initial_data(description=outcome.sentence)
-    given = suspend_flow_run(wait_for_input=form, timeout=WAITS, key=f"promote-{outcome.candidate}")
-    throne, because = Championship.of(settings, host), given.because or "no reason given"
-    if given.promote:
-        return promote(throne, outcome, f", approved: {because}")
-    throne.decline(outcome.candidate, because)
-    return replace(outcome, verdict="refused", because=[f"a person kept the champion: {because}"])

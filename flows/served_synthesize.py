@@ -9,8 +9,10 @@ from prefect.events import emit_event
 from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.approval import ask
 from flows.begun import begin
-from flows.synthesize import Landed, synthesize
+from flows.budget import over_budget
+from flows.synthesize import Landed, note_told, plan_answers, synthesize
 from flows.windowed import Opened, in_window
 from running.waiting import MOST_AT_ONCE
 from tasks.settings import Settings
@@ -28,16 +30,20 @@ def synthesize_flow(settings: Settings, into: str = ".eyas/landed") -> dict[str,
         into: Folder in which the answers land; a retraining reads it where its data.conversations names it.
     """
     run = begin(settings)
+    planned = plan_answers(settings, run.host, run.snapshot)
+    if over := over_budget(settings, planned):
+        ask(over)
 
     def work(opened: Opened) -> Landed:
         with run.walking() as walk, run.executor(walk, opened) as executor:
-            return synthesize(settings, executor, run.host.memo, run.host.store, Path(into))
+            return synthesize(settings, executor, run.host, Path(into))
 
-    landed: Landed | State[Any] = in_window(settings.window, None, run.window_log, work)
+    landed: Landed | State[Any] = in_window(settings.window, planned, run.window_log, work)
     if isinstance(landed, State):
         return landed
     told = {"path": str(landed.folder), "count": landed.count, "files": landed.files}
     if landed.files:
         emit_event(EVENT, resource={"prefect.resource.id": f"eyas.data.{landed.folder.name}"}, payload=told)
+        note_told(run.host, landed)
     log.info("%d conversations in %s, %d new files", landed.count, landed.folder, len(landed.files))
     return told

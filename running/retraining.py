@@ -9,6 +9,7 @@ from errors import UserError
 from running.commands import start_prefect, telling_no_server, unless_closed
 from running.store_commands import existing_host
 from running.tables import table
+from running.window import require_open
 
 
 def retrain(settings: Any, parsed: Namespace) -> int:
@@ -17,7 +18,7 @@ def retrain(settings: Any, parsed: Namespace) -> int:
     from flows.planning import open_host
 
     idle = None if parsed.again else nothing_new(settings, open_host(settings))  # told before Prefect takes its seconds
-    if idle:
+    if idle and idle.verdict != "waits":
         result: dict[str, Any] = {"verdict": idle.verdict, "because": idle.because, "left_out": idle.left_out, "nodes": []}
     else:
         start_prefect()
@@ -42,9 +43,13 @@ def retrain(settings: Any, parsed: Namespace) -> int:
 
 def synthesize(settings: Any, parsed: Namespace) -> int:
     """Answer the prompts, and say where the answers landed."""
-    from flows.synthesize import check
+    from flows.budget import require_budget
+    from flows.planning import open_host
+    from flows.synthesize import plan_answers
 
-    check(settings)
+    planned = plan_answers(settings, open_host(settings))
+    require_budget(settings, planned)
+    require_open(settings.window, planned)
     start_prefect()
     from flows.served_synthesize import synthesize_flow
 

@@ -17,21 +17,23 @@ STAGE = Stage("promotion", module=__name__, libraries=("numpy",))
 DECISION = "decision.json"
 
 
-def node(settings: Settings, scope: str, candidate: list[Made], champion: list[Made], masks: list[Input]) -> Node:
-    """The one node: the acceptances of a candidate and of the champion (none of one yet), and the masks of all shards, which
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A draft, by its digest, and its acceptances; nothing has judged one of which there is no acceptance."""
+
+    draft: str
+    by: list[Made]
+
+
+def node(settings: Settings, scope: str, candidate: Judged, champion: Judged | None, masks: list[Input]) -> Node:
+    """The one node: the acceptances of a candidate and of the champion (None of one yet), and the masks of all shards, which
     tell the slices of each sample. ``scope`` is the verifier's."""
-    inputs = {f"candidate.{i}": made.input("acceptance") for i, made in enumerate(candidate)}
-    inputs |= {f"champion.{i}": made.input("acceptance") for i, made in enumerate(champion)}
+    inputs = {f"candidate.{i}": made.input("acceptance") for i, made in enumerate(candidate.by)}
+    inputs |= {f"champion.{i}": made.input("acceptance") for i, made in enumerate(champion.by)} if champion else {}
     inputs |= {f"masks.{i}": one for i, one in enumerate(masks)} if champion else {}
     chosen = settings.promotion.model_dump(include={"margin", "confidence", "max_slice_loss", "min_samples"})
-    drafts = {name: _draft(made) for name, made in (("candidate", candidate), ("champion", champion))}
+    drafts = {"candidate": candidate.draft, "champion": champion.draft if champion else ""}
     return Node(STAGE, "", {"verifier": scope, **drafts, **chosen}, inputs)
-
-
-def _draft(judged: list[Made]) -> str:
-    """The digest of the draft that was judged; empty where there is none."""
-    source = judged[0].node.inputs["draft"] if judged else None
-    return source.digest if isinstance(source, Input) else ""
 
 
 def compute(job: Job) -> None:
@@ -52,6 +54,7 @@ def compute(job: Job) -> None:
         "candidate": settings["candidate"],
         "champion": settings["champion"],
         "verifier": settings["verifier"],
+        "methods": [measure.method for measure in measures],
     }
     writer = job.writer("decision")
     whole = {**facts, "notes": verdict.notes, "rows": verdict.rows}

@@ -64,8 +64,10 @@ class Verdict:
 
 
 def decide(measures: list[Measure], rule: Rule) -> Verdict:
-    """Judge a candidate; the first measure decides, the others and the slices can only refuse."""
+    """Judge a candidate; the first measure decides, the others and the slices can only refuse. Without one nothing is shown."""
     verdict = Verdict()
+    if not measures:
+        verdict.refuse("neither real decoding nor replay has judged it: hold conversations out (corpus.held_out)")
     for place, measure in enumerate(measures):
         _lossless(verdict, measure)
         if measure.counts is None:

@@ -131,7 +131,10 @@ class Month:
         self._runs = 0
 
     def retrain(
-        self, land: Callable[[Path], None] | None = None, before: Callable[[Any], Any] = lambda left_out: None, **training: Any
+        self,
+        land: Callable[[Path], None] | None = None,
+        before: Callable[[Settings, Any], Any] = lambda settings, left_out: None,
+        **training: Any,
     ) -> Retrained:
         """Let a file land and retrain; ``before`` is called when the champion has been read and nothing costly has run."""
         if land:

@@ -18,10 +18,11 @@ from flows.train_draft import train_draft
 from running.settings_file import load_settings
 from running.walk import Walk
 from tasks.curves import curves_parquet
-from tasks.formats import ACCEPTANCE, CURVES, PLOT, REPORT, SAMPLES
+from tasks.formats import ACCEPTANCE, CONVERSATIONS, CURVES, PLOT, REPORT, SAMPLES
 from tests.projects import Project
 
 _OUTPUTS = {
+    ("synthesis", "compute"): {"conversations": "conversations"},
     ("hidden_states", "compute_passes"): {"states": "hidden_states", "stats": "state_stats"},
     ("validation", "compute_shards"): {"check": "shard_check"},
     ("validation", "merge"): {"report": "validation_report", "quarantine": "quarantine"},
@@ -32,6 +33,7 @@ _OUTPUTS = {
     ("export", "compute"): {"export": "export"},
 }
 _FILES: dict[str, dict[str, bytes]] = {  # what the run's report reads
+    "conversations": {CONVERSATIONS: b"{}\n"},
     "loss_masks": {SAMPLES: b""},
     "acceptance": {PLOT: b"", ACCEPTANCE: b'{"cases": []}'},
     "curves": {CURVES: curves_parquet([dict.fromkeys(("step", "loss", "lr", "grad_norm", "tokens_per_s", "acc_0"), 1.0)])},

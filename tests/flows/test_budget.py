@@ -2,12 +2,8 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -18,7 +14,8 @@ from flows.planning import open_host, plan
 from running.settings_file import load_settings
 from running.walk import Walk
 from tasks.settings import Settings
-from tests.projects import Project, copy_checkout, make_project, ran, wait_for
+from tests.deployed import deployed_run, execute, resume, said, state_of
+from tests.projects import Project, copy_checkout, make_project, ran
 from tests.recorded import record
 
 
@@ -89,43 +86,16 @@ def test_no_key_knows_of_the_budget(recorded: Project) -> None:
     assert keys[0] == keys[1] and sum(key is not None for key in keys[0]) > 5
 
 
-def state_of(api: Any, run: Any) -> str:
-    return str(api.read_flow_run(run.id).state.name)
-
-
-def deployed_run(api: Any, project: Project) -> Any:
-    """A run of the flow's deployment, as the form in the UI makes it."""
-    flow = api.create_flow_from_name("train-draft")
-    where = [{"prefect.deployments.steps.set_working_directory": {"directory": str(project.folder)}}]
-    deployment = api.create_deployment(
-        flow, f"over-{project.folder.parent.name}", entrypoint="flows/served.py:train_draft_flow", pull_steps=where
-    )
-    settings = load_settings(project.settings, ["budget.gpu_hours=1e-9"]).model_dump(mode="json", exclude_unset=True)
-    return api.create_flow_run_from_deployment(deployment, parameters={"settings": settings})
-
-
-def resume(api: Any, run: Any, **given: Any) -> None:
-    """What the UI's button does with its form."""
-    wait_for(lambda: state_of(api, run) == "Paused")
-    wait_for(lambda: api.filter_flow_run_input(run.id, key_prefix="paused", limit=9, exclude_keys=set()))
-    answer = api.resume_flow_run(run.id, run_input=given)
-    assert answer.status.value == "ACCEPT", answer
-
-
 def test_in_prefect_it_pauses_and_goes_on_when_a_person_approves(project: Project, prefect_api: str) -> None:
     forget_states(project)
-    environment = {**project.environment, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    command = [sys.executable, "-m", "prefect", "flow-run", "execute"]
+    settings = load_settings(project.settings, ["budget.gpu_hours=1e-9"])
     with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as api:
         for approve, state in ((False, "Failed"), (True, "Completed")):
             before = len(project.records("hidden_states"))
-            run = deployed_run(api, project)
-            with open(project.folder / "executed.log", "wb") as log:
-                executed = subprocess.Popen(
-                    [*command, str(run.id)], cwd=os.sep, env=environment, stdout=log, stderr=subprocess.STDOUT
-                )
-            resume(api, run, approve=approve)
+            run = deployed_run(api, "train-draft", "flows/served.py:train_draft_flow", project.folder, settings)
+            executed = execute(project, run)
+            resume(api, run, "Paused", approve=approve)
             executed.wait(240)
-            assert state_of(api, run) == state, (project.folder / "executed.log").read_text()[-3000:]
+            assert state_of(api, run).name == state, said(project)
             assert len(project.records("hidden_states")) == before + approve
     assert not ran(project.nodes("plan"))

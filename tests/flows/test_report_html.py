@@ -3,7 +3,8 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +19,8 @@ from flows.report_cases import slices
 from flows.report_champion import Champion, champion
 from flows.report_costs import costs
 from flows.report_html import page
-from flows.report_verdict import verdict
+from flows.report_verdict import judged, verdict
+from flows.train_draft import DraftRun
 from running.walk import Step
 from tasks.champions import scope
 from tasks.formats import ACCEPTANCE, SAMPLES
@@ -124,7 +126,13 @@ def test_the_champion_counts_where_the_same_answers_judged_it(shop: Shop) -> Non
         ({"prompts": 7}, None, None, "**Not decided: only 7 answers"),
         ({"low": 0.99}, None, None, "**Do not serve this draft: it is not shown to be better than an untrained"),
         ({"method": "replay"}, None, None, "**Not decided: try this draft in your engine first**"),
-        ({}, Champion(False, {"length": 1.3}, (0.1, 0.3)), None, "**Serve this draft**"),
+        (
+            {},
+            Champion(False, {"length": 1.3}, (0.1, 0.3)),
+            None,
+            "**Serve this draft**: 1.50 tokens a verifier step (95%: 1.40 to 1.60), 1.00 untrained, 1.30 the champion "
+            "(longer by +0.10 to +0.30); slices are not compared with the champion's here",
+        ),
         (
             {},
             Champion(False, {"length": 1.3}, (-0.1, 0.3)),
@@ -137,7 +145,26 @@ def test_the_champion_counts_where_the_same_answers_judged_it(shop: Shop) -> Non
     ],
 )
 def test_the_first_sentence_decides(facts: dict[str, Any], best: Champion | None, limit: int | None, words: str) -> None:
-    assert verdict(Settings(limit=limit), {**FACTS, **facts}, best).startswith(words)
+    assert judged(Settings(limit=limit), {**FACTS, **facts}, best).startswith(words)
+
+
+def test_the_first_sentence_obeys_the_limits_of_promotion() -> None:
+    settings = Settings.model_validate({"promotion": {"margin": 0.2, "min_samples": 20}})
+    best = Champion(False, {"length": 1.3}, (0.2, 0.4))
+    assert judged(settings, FACTS, best).startswith("**Do not serve this draft: it is not shown to be better than the ch")
+    assert judged(settings, FACTS, Champion(False, {"length": 1.3}, (0.21, 0.4))).startswith("**Serve")
+    assert judged(settings, FACTS, None).startswith("**Serve this draft**")
+    assert judged(settings, {**FACTS, "low": 1.2}, None).startswith(
+        "**Do not serve this draft: it is not shown to be better than an"
+    )
+    assert judged(settings, {**FACTS, "prompts": 19}, None).startswith("**Not decided: only 19 answers")
+
+
+def test_what_only_an_engine_has_judged_is_not_decided() -> None:
+    nothing = cast(DraftRun, SimpleNamespace(judged=[]))
+    assert verdict(Settings(), nothing, {}).startswith(
+        "**Not decided: neither real decoding nor replay has judged this draft**"
+    )
 
 
 def test_costs_count_hits_as_they_were_made(shop: Shop) -> None:

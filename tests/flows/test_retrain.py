@@ -13,7 +13,9 @@ from errors import UserError
 from flows.champions import Championship
 from flows.idle import nothing_new
 from flows.outcome import Outcome
+from flows.report import write_report
 from running import cli
+from tasks.settings import Settings
 from tests.month import Month, Retrained, flood, good, good_again, write_verifier, wrong_template
 
 
@@ -43,7 +45,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, whole_verifier: Path) -> Sto
     told = Story(month)
     good(month.folder)
 
-    def meanwhile(left_out: Any) -> None:
+    def meanwhile(settings: Settings, left_out: Any) -> None:
         told.weeks["first"] = month.retrain()
 
     told.weeks["late"] = month.retrain(before=meanwhile, seed=1)
@@ -111,6 +113,27 @@ def test_the_lineage_says_why(story: Story, capsys: pytest.CaptureFixture[str], 
     assert decision is not None and cli.main(["show", str(path), decision.digest[:12]]) == 0
     shown = capsys.readouterr().out
     assert "verdict refuse" in shown and "script=greek" in shown and f"draft {decision.facts['candidate'][:12]}" in shown
+
+
+HEADS = ["## Acceptance", "## Training", "## Data", "## What ran", "## Artifacts"]
+
+
+def test_the_report_begins_with_the_verdict_and_has_every_section(story: Story, tmp_path: Path) -> None:
+    """That of a retraining with its decision; that of a run, which decides nothing, with what is not compared."""
+    firsts = {"flood": "Do not serve this draft: it was refused", "again": "Serve this draft: it has become champion"}
+    for week, first in firsts.items():
+        outcome = story.weeks[week].outcome
+        assert outcome.made is not None
+        path, text = write_report(story.month.settings, story.month.host, [], outcome.made, tmp_path / week, outcome)
+        whole = path.with_suffix(".md").read_text()
+        reasons = "".join(f"\n> - {reason}" for reason in outcome.because)
+        assert whole.partition("\n\n")[2].startswith(f"> **{first}.**\n>{reasons}\n\n## Acceptance\n")
+        assert [line for line in whole.splitlines() if line.startswith("## ")] == HEADS
+        assert text.startswith(whole.partition("![")[0]) and "<blockquote>" in path.read_text()
+    made = story.weeks["flood"].outcome.made
+    assert made is not None
+    _, text = write_report(story.month.settings, story.month.host, [], made, tmp_path / "run")
+    assert text.partition("\n\n")[2].startswith("> **Not decided: ") and "Only `eyas retrain` compares slices" in text
 
 
 def test_the_champion_is_taken_back_and_set_by_one_command(

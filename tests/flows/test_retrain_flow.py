@@ -8,18 +8,22 @@ from tests.flows.test_cache import ask, newest_run
 from tests.projects import Project, ran, wait_for
 
 
-def retrain(project: Project) -> dict[str, Any]:
+def retrain(project: Project) -> tuple[dict[str, Any], bool]:
+    """What `eyas retrain` says, and whether it started Prefect for that."""
     done = project.eyas("retrain", str(project.settings), "--json", "--set", "promotion.min_samples=2")
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return result, "starting Prefect" in done.stderr
 
 
 def test_where_all_is_made_the_decision_alone_runs(project: Project, prefect_api: str) -> None:
-    result = retrain(project)
-    assert ran(result["nodes"]) == {"promotion"} and result["because"][0].startswith("there is no champion yet, and by real")
+    result, started = retrain(project)
+    assert started and ran(result["nodes"]) == {"promotion"}
+    assert result["because"][0].startswith("there is no champion yet, and by real")
     state = wait_for(lambda: (s := ask(prefect_api, f"flow_runs/{newest_run(prefect_api)}", None)["state"]) and s)
     assert (state["type"], state["name"]) == ("COMPLETED", result["verdict"].title())
     assert result["because"][0] in (Path(result["report"]).parent / "decision.md").read_text()
-    again = retrain(project)
-    assert again["verdict"] == "nothing new" and again["nodes"] == []
+    report = (Path(result["report"]).parent / "report.md").read_text()
+    assert f"> **Do not serve this draft: it was refused.**\n>\n> - {result['because'][0]}\n" in report
+    again, started = retrain(project)
+    assert again["verdict"] == "nothing new" and again["nodes"] == [] and not started, "it ends in seconds"

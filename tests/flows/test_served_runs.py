@@ -135,7 +135,7 @@ def champion(served: Served) -> str:
 
 
 def test_a_promotion_waits_for_a_person(served: Served) -> None:
-    """The first draft is promoted by a person; of the second the person keeps the champion, and is not asked again."""
+    """The run leaves the worker until a person has promoted the draft; ``test_retrain_asks`` has one who keeps the champion."""
     run = served.start("retrain-weekly")
     told = served.wait_for_state(run, "PAUSED", "COMPLETED", "FAILED")
     assert told["name"] == "Suspended", told

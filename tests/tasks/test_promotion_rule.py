@@ -103,3 +103,7 @@ def test_pairs_tell_more_than_two_intervals() -> None:
 def test_samples_without_a_step_are_left_out() -> None:
     pairs = np.concatenate([counts(1.9, 1.7, 9), np.array([[0, 0, 5, 3]])])
     assert paired_difference(pairs).samples == 9 and np.isnan(paired_difference(pairs[9:]).low)
+
+
+def test_without_a_measure_nothing_is_promoted() -> None:
+    assert "neither real decoding nor replay has judged it" in refused(decide([], RULE))
