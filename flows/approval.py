@@ -6,6 +6,7 @@ from prefect.input import RunInput
 from pydantic import Field
 
 from errors import UserError
+from tasks.operation_settings import WindowSettings
 
 WAITS = 7 * 24 * 3600  # seconds after which nobody is expected to answer any more
 _ASKS = 2  # seconds between two looks for an answer
@@ -26,3 +27,12 @@ def ask(sentence: str) -> None:
     given = pause_flow_run(wait_for_input=form, timeout=WAITS, poll_interval=_ASKS, key=attempt)
     if not given.approve:
         raise UserError(f"{sentence} (the run was resumed without approval)")
+
+
+def approved(window: WindowSettings, over: str | None) -> WindowSettings:
+    """Ask about a plan that is ``over`` the budget, if it is. The window is waited for then, else an approval outside of it would
+    be lost."""
+    if over is None:
+        return window
+    ask(over)
+    return window.model_copy(update={"wait": True})

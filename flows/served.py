@@ -9,7 +9,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.approval import ask
+from flows.approval import approved
 from flows.begun import Begun, begin
 from flows.budget import over_budget
 from flows.outcome import Outcome
@@ -33,8 +33,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
     """
     run = begin(settings)
     planned = say_plan(run, settings)
-    if over := over_budget(settings, planned):
-        ask(over)
+    window = approved(settings.window, over_budget(settings, planned))
 
     def work(opened: Opened) -> dict[str, Any]:
         with run.walking() as walk:
@@ -42,7 +41,7 @@ def train_draft_flow(settings: Settings) -> dict[str, Any]:
                 made = train_draft(settings, executor, run.host.memo, run.host.forgotten.of)
             return publish(run, walk, made)
 
-    ended: dict[str, Any] = in_window(settings.window, planned, run.window_log, work)
+    ended: dict[str, Any] = in_window(window, planned, run.window_log, work)
     return ended
 
 

@@ -12,7 +12,7 @@ from prefect.states import Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from errors import UserError
-from flows.approval import ask
+from flows.approval import approved
 from flows.asked import asked_before, settled
 from flows.begun import Begun, begin
 from flows.budget import OverBudget, require_budget
@@ -53,6 +53,7 @@ def retrain_flow(settings: Settings, again: bool = False, landed: str = "") -> S
     outcome, result = ended
     if outcome.verdict == "waits":
         outcome = settled(settings, host, outcome)
+        _show(decision_report(host.store, outcome))
     log.info("%s", outcome.sentence)
     told = {
         "verdict": outcome.verdict,
@@ -67,15 +68,14 @@ def _retrained(settings: Settings, again: bool) -> Ended:
     """How it ended and what ran; a state of its own where the window closed before.
 
     Only inside the window is it known what is to be done. Over the budget it leaves the window, so that nothing is held while
-    a person is asked, and goes in again; the window is waited for then, else an approval outside of it would be lost.
+    a person is asked, and goes in again.
     """
     run = begin(settings)
     try:
         return _in_window(run, settings.window, again, require_budget)
     except OverBudget as over:
         sentence = str(over)
-    ask(sentence)
-    return _in_window(run, settings.window.model_copy(update={"wait": True}), again, lambda settings, walk: None)
+    return _in_window(run, approved(settings.window, sentence), again, lambda settings, walk: None)
 
 
 def _in_window(run: Begun, window: WindowSettings, again: bool, check: Callable[[Settings, Walk], None]) -> Ended:
@@ -94,11 +94,16 @@ def _in_window(run: Begun, window: WindowSettings, again: bool, check: Callable[
         text = decision_report(run.host.store, outcome)
         if outcome.made:
             (Path(result["report"]).parent / "decision.md").write_text(text)
-        create_markdown_artifact(key="promotion", markdown=text, description="Whether the draft became champion, and why")
+        _show(text)
         return replace(outcome, made=None), result
 
     ended: Ended = in_window(window, None, run.window_log, work)
     return ended
+
+
+def _show(text: str) -> None:
+    """In Prefect."""
+    create_markdown_artifact(key="promotion", markdown=text, description="Whether the draft became champion, and why")
 
 
 def _require_read(settings: Settings, landed: Path) -> None:

@@ -9,7 +9,7 @@ from prefect.events import emit_event
 from prefect.states import State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.approval import ask
+from flows.approval import approved
 from flows.begun import begin
 from flows.budget import over_budget
 from flows.synthesize import Landed, note_told, plan_answers, synthesize
@@ -31,14 +31,13 @@ def synthesize_flow(settings: Settings, into: str = ".eyas/landed") -> dict[str,
     """
     run = begin(settings)
     planned = plan_answers(settings, run.host, run.snapshot)
-    if over := over_budget(settings, planned):
-        ask(over)
+    window = approved(settings.window, over_budget(settings, planned))
 
     def work(opened: Opened) -> Landed:
         with run.walking() as walk, run.executor(walk, opened) as executor:
             return synthesize(settings, executor, run.host, Path(into))
 
-    landed: Landed | State[Any] = in_window(settings.window, planned, run.window_log, work)
+    landed: Landed | State[Any] = in_window(window, planned, run.window_log, work)
     if isinstance(landed, State):
         return landed
     told = {"path": str(landed.folder), "count": landed.count, "files": landed.files}

@@ -9,10 +9,12 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows import approval
 from flows.budget import over_budget
 from flows.planning import open_host, plan
 from running.settings_file import load_settings
 from running.walk import Walk
+from tasks.operation_settings import WindowSettings
 from tasks.settings import Settings
 from tests.deployed import deployed_run, execute, resume, said, state_of
 from tests.projects import Project, copy_checkout, make_project, ran
@@ -99,3 +101,12 @@ def test_in_prefect_it_pauses_and_goes_on_when_a_person_approves(project: Projec
             assert state_of(api, run).name == state, said(project)
             assert len(project.records("hidden_states")) == before + approve
     assert not ran(project.nodes("plan"))
+
+
+def test_an_approved_run_waits_for_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that comes outside of it is not lost."""
+    asked: list[str] = []
+    monkeypatch.setattr(approval, "ask", asked.append)
+    window = WindowSettings(start="22:00", end="06:00")
+    assert approval.approved(window, None) == window and not asked
+    assert approval.approved(window, "too much").wait and asked == ["too much"]

@@ -143,6 +143,9 @@ def test_a_promotion_waits_for_a_person(served: Served) -> None:
     served.resume(run, promote=True, because="it answers well")
     told = served.wait_for_state(run, "COMPLETED", "FAILED")
     assert told["name"] == "Promoted" and "approved: it answers well" in champion(served), told
+    shown = {"flow_run_id": {"any_": [run]}, "key": {"any_": ["promotion"]}}
+    verdicts = {one["data"].splitlines()[0] for one in served.ask("artifacts/filter", {"artifacts": shown})}
+    assert verdicts == {"# Waits", "# Promoted"}
     wait_for(lambda: {state for _, state in served.tasks(run)} == {"Cached", "Completed"}, 60)
 
 
