@@ -30,7 +30,7 @@ def ask(sentence: str) -> None:
 
 
 def approved(window: WindowSettings, over: str | None) -> WindowSettings:
-    """Ask about a plan that is ``over`` the budget, if it is. The window is waited for then, else an approval outside of it would
+    """Ask about a plan that is ``over`` the budget, if it is. The window is waited for then: a word outside of it would else
     be lost."""
     if over is None:
         return window
