@@ -106,7 +106,7 @@ def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, p
     page.click_text("draft-report")
     page.sees("The rule: serve a draft")  # the report itself, not its name in the list
     page.shoot(shots / "5_report.png")
-    page.height(4500)
+    page.height(5600)
     page.shoot(shots / "6_whole_report.png")
     page.height()
 
