@@ -70,13 +70,23 @@ def submit(page: Page, served: Served) -> str:
     return str(run)
 
 
+def state_in_list(name: str) -> str:
+    """The state of a run in the deployment's list; above it the page goes on showing a run as the next one that has begun."""
+    return f"""(name => {{
+        let row = [...document.querySelectorAll('a')].filter(e => e.innerText.trim() === name).pop();
+        while (row && !row.querySelector('.state-badge')) row = row.parentElement;
+        return row?.querySelector('.state-badge').innerText.trim()
+    }})('{name}')"""
+
+
 def watch(page: Page, served: Served, run: str, state: str) -> None:
-    """Look at the deployment's runs until the newest one is in a state, then at that run.
+    """Look at the deployment's runs until one is in a state, then at that run.
 
     The page of a run draws its graph anew in every frame, without a GPU at the cost of what the run itself could use.
     """
+    name = served.ask(f"flow_runs/{run}", method="GET")["name"]
     page.open(f"{served.address}/deployments/deployment/{served.deployment('train-draft')['id']}?tab=Runs")
-    page.wait(f"{BADGE} === '{state}'", 1200)
+    page.wait(f"{state_in_list(name)} === '{state}'", 1200)
     page.open(f"{served.address}/runs/flow-run/{run}")
     page.wait(f"{BADGE} === '{state}'")
 
