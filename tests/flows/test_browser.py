@@ -157,9 +157,10 @@ def test_over_its_budget_a_run_is_resumed(served: Served, page: Page, shots: Pat
     watch(page, served, run, "Paused")
     page.click_text("Resume")
     page.sees("GPU hours")
-    page.click("[...document.querySelectorAll('.p-modal input')].find(e => e.type === 'checkbox')")
-    page.wait("[...document.querySelectorAll('.p-modal input')].find(e => e.type === 'checkbox').checked")
+    switch = "document.querySelector('.p-modal [role=switch]')"
+    page.click(switch)
+    page.wait(f"{switch}.ariaChecked === 'true'")
     page.shoot(shots / "9_resume.png")
-    page.click("[...document.querySelectorAll('.p-modal button')].find(e => ['Submit', 'Resume'].includes(e.innerText.trim()))")
+    page.click("[...document.querySelectorAll('.p-modal button')].find(e => e.innerText.trim() === 'Submit')")
     watch(page, served, run, "Completed")
     page.shoot(shots / "10_resumed.png")
