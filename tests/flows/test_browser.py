@@ -89,6 +89,7 @@ def watch(page: Page, served: Served, run: str, state: str) -> None:
     page.wait(f"{state_in_list(name)} === '{state}'", 1200)
     page.open(f"{served.address}/runs/flow-run/{run}")
     page.wait(f"{BADGE} === '{state}'")
+    page.sees("plan: ")  # in its log
 
 
 def test_a_form_is_filled_and_its_run_is_watched_to_its_report(served: Served, page: Page, shots: Path) -> None:
