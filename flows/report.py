@@ -33,10 +33,10 @@ def write_report(
 ) -> tuple[Path, str]:
     """The report's path and its markdown for Prefect, plots inside; the verdict first, which is a retraining's ``outcome``.
 
-    ``report.html`` has everything in it; ``report.md`` has its plots beside it. They lie in the state, not in the store: they
-    tell of one run on this host, and may show text.
+    ``report.html`` has everything in it; ``report.md`` has its plots beside it. They lie in the store, which no text
+    may leave, and are no artifacts: they tell of one run.
     """
-    store, folder = host.store, host.state / "reports" / run_folder.name
+    store, folder = host.store, host.store.root / "reports" / run_folder.name
     folder.mkdir(parents=True)
     curves = draw_curves(store, made, folder, host.state / "plots")
     plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]

@@ -177,11 +177,11 @@ def _tell_mirror(host: Host, mirroring: Mirroring, rewritten: list[Record]) -> N
 
 
 def _say_elsewhere(host: Host, found: forgetting.Forgetting) -> None:
-    """What lies outside the store and stays."""
+    """What is not rewritten and stays."""
     for path in sorted(found.files):
         print(f"file     {path} is yours and stays as it is: the rows are left out when it is read")
     marks = [mark.strip(b'"') for name in found.ids for mark in forgetting.marks(name)]  # in prose they have no quotes
-    for report in sorted((host.state / "reports").rglob("report.*")):
+    for report in sorted((host.store.root / "reports").rglob("report.*")):
         data = report.read_bytes()
         if any(mark in data for mark in marks):
             print(f"report   {report} names it and stays: remove it where it shows text")

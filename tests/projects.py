@@ -83,9 +83,9 @@ class Project:
         return self.folder / "store"
 
     def take_store_of(self, other: "Project") -> None:
-        """Have what another project's store holds, by hard links: unlink, do not overwrite. Its locks stay its own."""
-        locks = shutil.ignore_patterns(".in_use", ".lock", "locks")
-        shutil.copytree(other.store, self.store, ignore=locks, copy_function=os.link)
+        """Have what another project's store holds, by hard links: unlink, do not overwrite; without locks and reports."""
+        own = shutil.ignore_patterns(".in_use", ".lock", "locks", "reports")
+        shutil.copytree(other.store, self.store, ignore=own, copy_function=os.link)
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "running.cli", *arguments]

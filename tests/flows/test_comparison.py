@@ -13,6 +13,6 @@ def test_a_published_draft_is_judged_beside_ours_and_equal_numbers_export_nothin
     nodes = project.nodes("run", "--set", f"acceptance.compare=[{theirs}]")
     assert ran(nodes) == {"acceptance", "comparison"}
     assert [node["node"] for node in nodes if node["stage"] == "comparison"] == ["theirs"]
-    report = max((project.folder / "state" / "reports").glob("*/report.md")).read_text()
+    report = max((project.store / "reports").glob("*/report.md")).read_text()
     row = next(line for line in report.splitlines() if line.startswith("| theirs |"))
     assert row.endswith("| **+0.00** | +0.00 to +0.00 |") and "elsewhere" not in report

@@ -56,7 +56,7 @@ def test_what_an_engine_accepts_is_in_the_report(project: Project, cut_verifier:
         assert ran(project.nodes("run", *arguments)) == {"engine_acceptance"}
         done = project.eyas("plan", str(project.settings), *arguments, "--set", "gates.max_engine_gap=0.1")
     assert done.returncode == 2 and "more than gates.max_engine_gap = 0.1" in done.stderr
-    (report,) = (project.folder / "state" / "reports").glob("*/report.md")
+    (report,) = (project.store / "reports").glob("*/report.md")
     assert "## Acceptance in vLLM 0.0.test" in report.read_text() and "for 2 of 2 prompts" in report.read_text()
     assert drafted.headers["Authorization"] == plain.headers["Authorization"] == f"Bearer {SECRET}"
     assert not holding(project, SECRET) and SECRET not in done.stdout + done.stderr
@@ -74,7 +74,7 @@ def test_engines_are_started_with_our_draft_and_with_one_that_only_they_run(proj
     assert [node["node"] for node in nodes if node["status"] == "run"] == ["vLLM", "theirs"]
     started = [json.loads(line)["pid"] for line in starts.read_text().splitlines()]
     assert len(started) == 3 and not any(Path(f"/proc/{pid}").exists() for pid in started)
-    report = max((project.folder / "state" / "reports").glob("*/report.md")).read_text()
+    report = max((project.store / "reports").glob("*/report.md")).read_text()
     assert "| ours | vLLM 0.0.test | 0 |" in report and "| theirs | vLLM 0.0.test | 0 |" in report
     assert "for 2 of 2 prompts" in report and "elsewhere" not in report
     planned = project.eyas("plan", str(project.settings), *arguments)
