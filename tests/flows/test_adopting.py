@@ -26,7 +26,7 @@ def test_equal_bytes_are_adopted(project: Project) -> None:
     done = project.eyas("adopt", str(project.settings), STAGE, "--shards", "2")
     assert done.returncode == 0, done.stderr
     assert f"adopted {shards - 2} nodes" in done.stdout and "2 made again: by equal bytes" in done.stdout
-    assert "changed: module tasks.hidden_states" in done.stdout
+    assert "changed: module tasks.state_sink" in done.stdout
     assert len(project.records(STAGE)) == 2 * shards and len(lineages(project)) == shards - 2
     assert all(lineage["reproducible"] and len(lineage["adopted"]["proof"]) == 2 for lineage in lineages(project))
     plan = project.nodes("plan")

@@ -115,7 +115,7 @@ def test_the_lineage_says_why(story: Story, capsys: pytest.CaptureFixture[str], 
     assert "verdict refuse" in shown and "script=greek" in shown and f"draft {decision.facts['candidate'][:12]}" in shown
 
 
-HEADS = ["## Acceptance", "## Training", "## Data", "## What ran", "## Artifacts"]
+HEADS = ["## Acceptance", "## Training", "## Data", "## What ran", "## Lineage"]
 
 
 def test_the_report_begins_with_the_verdict_and_has_every_section(story: Story, tmp_path: Path) -> None:
