@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "hidden_states": {"tokens": _INT, "hidden_size": _INT, "layer_ids": _LIST, "dtype": _STR},
     "layer_reference": {"tokens": _INT, "layers": _INT, "hidden_size": _INT},
-    "state_stats": {"tokens": _INT, "samples": _INT, "not_finite": _INT},
+    "state_stats": {"tokens": _INT, "samples": _INT, "not_finite": _INT, "unusable": _DICT},
     "comparison": {"rows": _INT, "relative_error": _FLOAT, "worst_row": _FLOAT, "agreement": _FLOAT},
     "shard_check": {
         "samples": _INT,

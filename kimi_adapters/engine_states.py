@@ -22,11 +22,19 @@ from torch import Tensor
 from errors import UserError
 
 _LONGEST_WAIT = 60.0  # seconds
+_REFUSED = (400, 413, 422)  # statuses of an engine that will not take this sample
 STATES, IDS = "hidden_states", "token_ids"
 
 
 class SampleFailed(Exception):
-    """One sample has no states that can be taken; the message is the reason, without its tokens."""
+    """The engine gave no states of one sample, and may give them later; the message is the reason, without its tokens."""
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A sample of which this engine gives nothing that can be taken, whenever it is asked; and why, without its tokens."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -57,36 +65,42 @@ class Shape:
     dtype: str
 
 
-def draw(source: Source, samples: Sequence[Sequence[int]], shape: Shape, told: Callable[[int], None]) -> list[Path]:
-    """A checked file for each sample of token ids, in their order; ``told`` hears how many are there.
+def draw(source: Source, samples: Sequence[Sequence[int]], shape: Shape, told: Callable[[int], None]) -> list[Path | Unusable]:
+    """For each sample of token ids, in their order, a checked file or why it cannot have one; ``told`` hears of each.
 
-    A sample whose answer is for other tokens, too short, not finite or none at all is asked for again, ``attempts`` times;
-    ``SampleFailed`` (its number and the reason) or ``UserError`` (the engine as a whole), and then no file stays. Nor do those
-    of requests that were given up, as far as the engine names its files by the requests' ids, as vLLM does.
+    A sample whose answer is for other tokens, too short, not finite or none at all is asked for again, ``attempts`` times. One
+    whose states are not finite, or that the engine refuses, is unusable then; else that is a ``SampleFailed`` (its number and
+    the reason), or a ``UserError`` (the engine as a whole), and no file stays. Nor do those of requests that were given up, as
+    far as the engine names its files by the requests' ids, as vLLM does.
     """
-    name, paths = f"eyas-{uuid.uuid4().hex[:12]}", list[Path]()
+    name, drawn = f"eyas-{uuid.uuid4().hex[:12]}", list[Path | Unusable]()
     try:
-        paths = asyncio.run(_draw(source, samples, shape, told, name))
+        drawn = asyncio.run(_draw(source, samples, shape, told, name))
     finally:
         if source.folder is not None:
-            sweep(source.folder, name, paths, _LONGEST_WAIT)
-    return paths
+            sweep(source.folder, name, files_of(drawn), _LONGEST_WAIT)
+    return drawn
+
+
+def files_of(drawn: Iterable[Path | Unusable]) -> list[Path]:
+    """The files among what was drawn."""
+    return [one for one in drawn if isinstance(one, Path)]
 
 
 async def _draw(
     source: Source, samples: Sequence[Sequence[int]], shape: Shape, told: Callable[[int], None], name: str
-) -> list[Path]:
+) -> list[Path | Unusable]:
     import openai
 
     logging.getLogger("speculators.data_generation.vllm_client").disabled = True  # it would write token ids into logs
-    paths: dict[int, Path] = {}
+    drawn: dict[int, Path | Unusable] = {}
     gate = asyncio.Semaphore(source.concurrency)
     base = source.url.rstrip("/").removesuffix("/v1") + "/v1"
 
     async def one(number: int) -> None:
         async with gate:
-            paths[number] = await _until_right(client, source, f"{name}-{number}", number, list(samples[number]), shape)
-        told(len(paths))
+            drawn[number] = await _until_right(client, source, f"{name}-{number}", number, list(samples[number]), shape)
+        told(len(drawn))
 
     here = urlsplit(base).hostname in ("127.0.0.1", "localhost", "::1")  # no proxy leads to this machine
     http = openai.DefaultAsyncHttpxClient(trust_env=not here)
@@ -96,27 +110,31 @@ async def _draw(
                 for number in range(len(samples)):
                     group.create_task(one(number))
         except BaseExceptionGroup as errors:
-            remove(paths.values())
+            remove(files_of(drawn.values()))
             raise errors.exceptions[0] from None
-    return [paths[number] for number in range(len(samples))]
+    return [drawn[number] for number in range(len(samples))]
 
 
-async def _until_right(client: Any, source: Source, name: str, number: int, ids: list[int], shape: Shape) -> Path:
-    reason = ""
+async def _until_right(client: Any, source: Source, name: str, number: int, ids: list[int], shape: Shape) -> Path | Unusable:
+    fault: str | Unusable | None = ""
     for attempt in range(source.attempts):
         if attempt:
             await asyncio.sleep(min(_LONGEST_WAIT, source.backoff * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.5))
-        path, reason = await _ask(client.with_options(default_headers={"X-Request-Id": f"{name}-{attempt}"}), source, ids)
-        if path is not None:
-            fault = await asyncio.to_thread(fault_of, path, ids, shape, source.timeout)
-            if fault is None:
-                return path
-            reason = fault
-            remove([path])
-    raise SampleFailed(f"sample {number} got no states from the engine in {source.attempts} tries: {reason}")
+        named = client.with_options(default_headers={"X-Request-Id": f"{name}-{attempt}"})
+        found = await _ask(named, source, ids)
+        if not isinstance(found, Path):
+            fault = found
+            continue
+        fault = await asyncio.to_thread(fault_of, found, ids, shape, source.timeout)
+        if fault is None:
+            return found
+        remove([found])
+    if isinstance(fault, Unusable):
+        return fault
+    raise SampleFailed(f"sample {number} got no states from the engine in {source.attempts} tries: {fault}")
 
 
-async def _ask(client: Any, source: Source, ids: list[int]) -> tuple[Path | None, str]:
+async def _ask(client: Any, source: Source, ids: list[int]) -> Path | str | Unusable:
     """The file of an answer, or why there is none. ``UserError`` where no other request would fare better."""
     import openai
     from speculators.data_generation.vllm_client import InvalidResponseError, generate_hidden_states_async
@@ -130,20 +148,21 @@ async def _ask(client: Any, source: Source, ids: list[int]) -> tuple[Path | None
             "or the key"
         ) from None
     except openai.APIStatusError as error:
-        return None, f"status {error.status_code}"
+        reason = f"status {error.status_code}"
+        return Unusable(reason) if error.status_code in _REFUSED else reason
     except (openai.APITimeoutError, TimeoutError):
-        return None, f"no answer within {source.timeout:g} s"
+        return f"no answer within {source.timeout:g} s"
     except openai.APIConnectionError:
-        return None, f"nothing answers at {source.url}"
+        return f"nothing answers at {source.url}"
     except InvalidResponseError as error:
         mixed = "mismatch" in str(error)  # its words quote the tokens
-        return None, "the answer is for other tokens" if mixed else "the answer names no file of states"
+        return "the answer is for other tokens" if mixed else "the answer names no file of states"
     except (openai.OpenAIError, ValueError, AttributeError, TypeError, IndexError, KeyError) as error:
-        return None, f"the answer cannot be read ({type(error).__name__})"
-    return source.local(path), ""
+        return f"the answer cannot be read ({type(error).__name__})"
+    return source.local(path)
 
 
-def fault_of(path: Path, ids: Sequence[int], shape: Shape, timeout: float) -> str | None:
+def fault_of(path: Path, ids: Sequence[int], shape: Shape, timeout: float) -> str | Unusable | None:
     """Why a file is not what was asked for; None where it is."""
     try:
         found = read(path, timeout)
@@ -160,7 +179,7 @@ def fault_of(path: Path, ids: Sequence[int], shape: Shape, timeout: float) -> st
         return f"the file has states of shape {list(states.shape)}, not {[len(ids), shape.states, shape.width]}"
     if states.dtype != getattr(torch, shape.dtype):
         return f"the file is in {str(states.dtype).removeprefix('torch.')}, and hidden_states.compute_dtype is {shape.dtype}"
-    return None if bool(states.isfinite().all()) else "its states are not finite"
+    return None if bool(states.isfinite().all()) else Unusable("its states are not finite")
 
 
 def read(path: Path, timeout: float) -> dict[str, Tensor] | None:

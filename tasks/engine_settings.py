@@ -30,7 +30,9 @@ class EndpointSettings(Section):
     timeout: float = Field(600.0, gt=0, description="Seconds to wait for one answer")
     attempts: int = Field(6, gt=0, description="Tries of one request")
     backoff: float = Field(0.5, gt=0, description="Seconds before the second try; doubled before each further one")
-    max_errors: float = Field(0.02, ge=0, le=1, description="Share of a task's prompts that may stay without an answer")
+    max_errors: float = Field(
+        0.02, ge=0, le=1, description="Share of a task's prompts or samples that may stay without an answer"
+    )
 
     @field_validator("url", "plain_url")
     @classmethod

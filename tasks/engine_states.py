@@ -3,6 +3,7 @@
 Each child proves first, on a short text, that the engine's layers, its last state and its weights are ours.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,45 +116,62 @@ def _samples(job: Job) -> list[list[int]]:
 
 
 def _one_shard(job: Job, source: Any, samples: list[list[int]], shape: Any) -> None:
-    from kimi_adapters.engine_states import SampleFailed, draw, remove
+    from kimi_adapters.engine_states import SampleFailed, draw, files_of, remove
 
     try:
-        paths = draw(source, samples, shape, lambda done: job.progress(done, len(samples), "samples"))
+        drawn = draw(source, samples, shape, lambda done: job.progress(done, len(samples), "samples"))
     except SampleFailed as error:
         raise UserError(f"{job.label}: {error}; see the engine's log, then run again: finished shards are kept") from None
     try:
-        _write(job, paths, samples, shape.width)
+        _require_most(job, drawn)
+        _write(job, drawn, samples, shape.width)
     finally:
-        remove(paths)
+        remove(files_of(drawn))
 
 
-def _write(job: Job, paths: list[Path], samples: list[list[int]], width: int) -> None:
-    """The shard's file, a state after the other, and its statistics."""
+def _require_most(job: Job, drawn: Sequence[Any]) -> None:
+    """``UserError`` where too many samples of a shard cannot be used."""
+    from kimi_adapters.engine_states import Unusable
+
+    failed = [(number, one.reason) for number, one in enumerate(drawn) if isinstance(one, Unusable)]
+    if len(failed) > job.knobs["max_errors"] * len(drawn):
+        number, reason = failed[0]
+        raise UserError(
+            f"{job.label}: {len(failed)} of {len(drawn)} samples cannot be used, more than endpoint.max_errors allows; sample "
+            f"{number} got no states from the engine in {job.knobs['attempts']} tries: {reason}; see its log"
+        )
+
+
+def _write(job: Job, drawn: Sequence[Any], samples: list[list[int]], width: int) -> None:
+    """The shard's file, a state after the other, and its statistics. A sample that cannot be used has NaN for states, by which
+    validation puts it aside; its reason is counted in the facts of the statistics."""
     import numpy as np
     import torch
 
-    from kimi_adapters.engine_states import state_of
-    from kimi_adapters.tensor_file import TensorWriter
+    from kimi_adapters.engine_states import Unusable, state_of
     from tasks.arrays import write_arrays
-    from tasks.state_stats import StateStats
+    from tasks.state_sink import StateSink
 
     chosen, total = job.settings, sum(map(len, samples))
-    stats = StateStats(np.cumsum([0, *map(len, samples)]))
-    stored, dtype = {"bfloat16": "BF16", "float32": "F32"}[chosen["state_dtype"]], getattr(torch, chosen["state_dtype"])
-    names = [*(f"layer.{k}" for k in chosen["layer_ids"]), "last"]
+    dtype, names = getattr(torch, chosen["state_dtype"]), [*(f"layer.{k}" for k in chosen["layer_ids"]), "last"]
     states, aside = job.writer("hidden_states"), job.writer("state_stats")
     with states.open(STATES) as file:
-        writer = TensorWriter(file, [(name, stored, (total, width)) for name in names])
+        sink = StateSink([file], [np.cumsum([0, *map(len, samples)])], names, width, chosen["state_dtype"])
         for place, name in enumerate(names):
-            for path in paths:
-                rows = state_of(path, place).to(dtype).contiguous()
-                stats.add(name, rows)
-                writer.write(name, rows.view(torch.uint8).numpy())
-        writer.close()
+            for one, ids in zip(drawn, samples, strict=True):
+                missing = isinstance(one, Unusable)
+                sink(0, name, (torch.full((len(ids), width), torch.nan) if missing else state_of(one, place)).to(dtype))
+        sink.close()
+    stats, unusable = sink.stats[0], Counter(one.reason for one in drawn if isinstance(one, Unusable))
     with aside.open(STATS) as file:
         write_arrays(file, stats.arrays)
     sealed = {
         "states": states.seal(tokens=total, hidden_size=width, layer_ids=chosen["layer_ids"], dtype=chosen["state_dtype"]),
-        "stats": aside.seal(tokens=total, samples=len(samples), not_finite=stats.not_finite),
+        "stats": aside.seal(
+            tokens=total,
+            samples=len(samples),
+            not_finite=stats.not_finite,
+            **({"unusable": dict(unusable)} if unusable else {}),
+        ),
     }
     job.finish(sealed, tokens=total)

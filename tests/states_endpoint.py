@@ -70,8 +70,8 @@ class StatesEndpoint:
         eps = self.checkpoint.config.rms_norm_eps
         return state * torch.rsqrt(state.square().mean(-1, keepdim=True) + eps) * self.checkpoint.norm(torch.float32)
 
-    def answer(self, body: dict[str, Any], request: str | None) -> bytes | None:
-        """The body of an answer to the request of that id; None where there is none."""
+    def answer(self, body: dict[str, Any], request: str | None) -> bytes | int:
+        """The body of an answer to the request of that id, or the status of what is none."""
         with self.lock:
             self.prompts.append(list(body["prompt"]))
             fault, name = self.fault(self.asked), f"cmpl-{request or self.asked}-0"  # as vLLM names it
@@ -86,8 +86,8 @@ class StatesEndpoint:
         self.dead |= fault == "dies"
         if fault == "slow":
             self.over.wait(60)
-        if fault in ("500", "slow") or self.dead:
-            return None
+        if fault in ("500", "slow", "400") or self.dead:
+            return 400 if fault == "400" else 500
         path = self.folder / ("foreign" if fault == "swapped" else name)
         choice = {"token_ids": generated, "text": "", "index": 0, "finish_reason": "length", "logprobs": None}
         choice["prompt_token_ids"] = ids[::-1] if fault == "other ids" else ids
@@ -148,7 +148,7 @@ def _handler(endpoint: StatesEndpoint) -> type[BaseHTTPRequestHandler]:
             if endpoint.dead:
                 self.close_connection = True
             else:
-                self.reply(200 if answer else 500, answer or b"{}")
+                self.reply(*((answer, b"{}") if isinstance(answer, int) else (200, answer)))
 
         def refused(self) -> bool:
             sent = self.headers.get("Authorization", "")

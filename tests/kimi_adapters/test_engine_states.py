@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from errors import UserError
-from kimi_adapters.engine_states import SampleFailed, Shape, Source, draw, fault_of, sweep
+from kimi_adapters.engine_states import SampleFailed, Shape, Source, draw, fault_of, files_of, sweep
 from kimi_adapters.torch_file import write_tensors
 from tests.kimi_adapters.llama_fixtures import write_tiny_llama
 from tests.states_endpoint import MODEL, StatesEndpoint
@@ -31,7 +31,7 @@ def test_a_slow_answer_is_asked_for_again_and_told_where_all_are(endpoint: State
     source = Source(endpoint.url, MODEL, endpoint.folder, timeout=2.0, attempts=8, backoff=0.01)
     shape, told = Shape(len(LAYERS) + 1, 48, "float32"), lambda done: None
     endpoint.fault = lambda number: "slow" if number == 1 else ""
-    (path,) = draw(source, [[7, 8, 9]], shape, told)
+    (path,) = files_of(draw(source, [[7, 8, 9]], shape, told))
     assert endpoint.asked > 1 and {one.stem for one in endpoint.folder.iterdir()} == {path.stem, "foreign"}
     endpoint.fault = lambda number: "slow"
     with pytest.raises(SampleFailed, match="sample 0 got no states from the engine in 2 tries: no answer within 0.2 s"):

@@ -13,13 +13,14 @@ from errors import UserError
 from kimi_adapters.layer_proof import REFERENCE
 from kimi_adapters.own_streams import own_streams
 from kimi_adapters.weights import Checkpoint
+from running.job import read_outputs
 from tasks import engine_states
 from tests.kimi_adapters.llama_fixtures import write_tiny_llama
 from tests.servers import free_port
 from tests.states_endpoint import MODEL, VERSION, StatesEndpoint
 from tests.tasks.stage_jobs import LAYERS, Bench, Made, Text
 
-MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3}
+MANNERS = {"timeout": 300.0, "attempts": 3, "backoff": 0.01, "concurrency": 3, "max_errors": 0.4}
 SETTINGS = {
     "engine": "vllm",
     "version": VERSION,
@@ -118,6 +119,7 @@ def test_a_wrong_answer_is_asked_for_again(bench: Bench, endpoint: StatesEndpoin
         ("short", "the file has states of shape"),
         ("nan", "its states are not finite"),
         ("500", "status 500"),
+        ("400", "status 400"),
         ("dies", "nothing answers at http://127.0.0.1"),
         ("half", "the file is in bfloat16, and hidden_states.compute_dtype is float32"),
     ],
@@ -129,6 +131,26 @@ def test_a_sample_that_stays_wrong_stops_its_shard_alone(
     events = draw(bench, endpoint, reference, shard(bench, 1), shard(bench, 2))
     assert len(outputs(events)) == 1
     assert "sample 0 got no states from the engine in 3 tries" in why(events) and reason in why(events)
+    assert {path.stem for path in endpoint.folder.iterdir()} <= {"foreign"}
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("nan", "its states are not finite"), ("400", "status 400")])
+def test_a_sample_that_cannot_be_used_is_counted_and_put_aside(
+    bench: Bench, endpoint: StatesEndpoint, reference: Path, fault: str, reason: str
+) -> None:
+    """One of three: no state of it is a number, the others' are as they are; validation's quarantine has it."""
+    mine = shard(bench, 1, 2, 3)
+    bench.extract(mine)
+    ours = bench.states(mine)
+    endpoint.fault = lambda number: fault if number > 1 and len(endpoint.prompts[-1]) == 7 else ""
+    events = draw(bench, endpoint, reference, mine)
+    (drawn,) = outputs(events)
+    assert drawn["stats"]["ref"]["facts"] == {"tokens": 21, "samples": 3, "not_finite": 1, "unusable": {reason: 1}}
+    mine.states, mine.stats = (bench.store.commit(one).digest for one in read_outputs({"outputs": drawn}).values())
+    for name, rows in bench.states(mine).items():
+        assert np.isnan(rows[6:13]).all(), name
+        assert np.array_equal(rows[:6], ours[name][:6]) and np.array_equal(rows[13:], ours[name][13:]), name
+    assert bench.merge(bench.check(mine)).quarantine == {mine.ids: [1]}
     assert {path.stem for path in endpoint.folder.iterdir()} <= {"foreign"}
 
 
