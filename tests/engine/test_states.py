@@ -79,7 +79,7 @@ def test_a_shard_is_what_our_own_extraction_gives(served: Served, tmp_path: Path
     settings = {"engine": "vllm", "version": VERSION, "layer_ids": LAYERS}
     settings |= {"state_dtype": "float32", "compute_dtype": "float32"}
     knobs: dict[str, Any] = {"url": served.url, "model": served.verifier.name, "api_key_env": None}
-    knobs |= {"timeout": 300.0, "attempts": 2, "backoff": 0.5, "concurrency": 4}
+    knobs |= {"timeout": 300.0, "attempts": 2, "backoff": 0.5, "concurrency": 4, "max_errors": 0.0}
     (made,) = bench.jobs(engine_states.compute_shards, settings, [{**inputs, "folder": served.folder}], **knobs)
     drawn = TensorFile(bench.store.folder(made["states"]) / STATES)
     for name, ours in bench.states(shard).items():
