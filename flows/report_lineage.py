@@ -32,7 +32,8 @@ def lineage(store: Store, steps: list[Step], made: DraftRun) -> str:
 
 def _sources(made: DraftRun) -> Iterator[list[str]]:
     """The verifier, each source of conversations, and the draft that a warm start begins with."""
-    yield ["verifier", made.verifier.name, _digest(made.verifier.source)]
+    roles = (made.verifier.facts or {}).get("roles", {})
+    yield ["verifier", made.verifier.name, _digest(made.verifier.input(*roles))]
     chunks: dict[str, list[str]] = {}
     for one in [*made.corpora, *made.legacy]:
         given = one.node.inputs.get("source")  # legacy samples are many inputs
@@ -88,4 +89,4 @@ def _artifacts(made: DraftRun) -> Iterator[list[str]]:
 
 
 def _plain(facts: dict[str, Any]) -> list[str]:
-    return [f"{name} {value}" for name, value in facts.items() if not name.endswith("_by_slice")]
+    return [f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from artifacts.manifest import canonical_json, digest_bytes
 from artifacts.records import Record, Records
 from artifacts.stage import Input, Made, Node, Stage
 from artifacts.store import Store
@@ -53,7 +54,7 @@ def run(tmp_path: Path) -> tuple[Store, DraftRun]:
     def one(kind: str, name: str, content: bytes, **facts: Any) -> Made:
         return made(store, workspace, kind, name, content, **facts)
 
-    verifier = Verifier("org/verifier", {}, "", Input("5e1f"), None)
+    verifier = Verifier("org/verifier", {"roles": {"embed": "5e1f"}}, "", Input("", path="/models/v"), None)
     found = Run(verifier, one("vocabulary", "", b"v"), one("draft", "", b"d"))
     found.judged = [one("acceptance", "replay", cases(5), **FACTS)]
     found.compared = [one("acceptance", "theirs", cases(0), **{**FACTS, "length": 1.5, "low": 1.2, "high": 1.9})]
@@ -102,7 +103,7 @@ def test_lineage_names_what_a_draft_was_made_of(tmp_path: Path) -> None:
         steps.append(Step(stage, "", "hit", key=key * 64))
     text = lineage(store, steps, ran)
     for row in (
-        "| verifier | org/verifier | `5e1f` |",
+        f"| verifier | org/verifier | `{digest_bytes(canonical_json({'embed': '5e1f'}))}` |",
         "| conversations | traffic | `7aff` |",
         "| conversations | old | 2 parts |",
         "| parent | champion | `9a9a` |",
