@@ -1,22 +1,20 @@
 """The report's section about lineage: what the draft was made of, by which code, and the digests of what came of it."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from artifacts.records import Record, Records
+from artifacts.records import Record
 from artifacts.stage import Input, Made, Pending
 from artifacts.store import Store
 from flows.report_data import facts_ref
 from flows.train_draft import DraftRun
-from running.walk import Step
+from running.show import PARENT, proof_of
 from tasks.markdown import markdown_table
 
-PARENT = "parent"  # the input of training that a warm start begins with
 
-
-def lineage(store: Store, steps: list[Step], made: DraftRun) -> str:
-    """What went in, what came out, and where the checkpoint lies."""
-    records = [record for step in steps if step.key and (record := Records(store.root).get(step.stage, step.key))]
+def lineage(store: Store, records: Sequence[Record], made: DraftRun) -> str:
+    """What went in, what came out, and where the checkpoint lies; ``records`` are those of all nodes."""
     places = [f"`{store.folder(facts_ref(one, 'export').digest)}` ({one.node.name})" for one in made.exports]
     return "\n\n".join(
         [
@@ -48,7 +46,7 @@ def _digest(given: Input | Pending | None) -> str:
     return f"`{given.digest}`" if isinstance(given, Input) else ""
 
 
-def _code(records: list[Record]) -> list[str]:
+def _code(records: Sequence[Record]) -> list[str]:
     """One sentence for each code and set of libraries that trained."""
     return sorted({_by(record) for record in records if record.stage == "training"})
 
@@ -65,16 +63,11 @@ def _by(record: Record) -> str:
     )
 
 
-def _adopted(records: list[Record]) -> list[str]:
+def _adopted(records: Sequence[Record]) -> list[str]:
     """What was not made with the code as it is now, and what was shown for it."""
-    groups: dict[tuple[str, str, str], int] = {}
-    for record in records:
-        if shown := record.lineage.get("adopted"):
-            why = ", ".join(f"{name} {shown[name]}" for name in ("relative_error", "agreement", "because") if name in shown)
-            proof = f"{shown['by']} of {len(shown['proof'])} made again"
-            group = (record.stage.replace("_", " "), f"{proof}{f' ({why})' if why else ''}", shown["finished"])
-            groups[group] = groups.get(group, 0) + 1
-    return [f"Adopted on {when}: {count:,} nodes of {stage}, by {how}." for (stage, how, when), count in sorted(groups.items())]
+    shown = [(record.stage.replace("_", " "), record.lineage.get("adopted")) for record in records]
+    groups = Counter((stage, adopted["finished"], proof_of(adopted)) for stage, adopted in shown if adopted)
+    return [f"Adopted on {when}: {count:,} nodes of {stage}, {how}." for (stage, when, how), count in sorted(groups.items())]
 
 
 def _artifacts(made: DraftRun) -> Iterator[list[str]]:

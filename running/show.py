@@ -38,6 +38,12 @@ def described(host: Host, lineage: Lineage, digest: str) -> str:
     return "\n".join(lines)
 
 
+def proof_of(adopted: dict[str, Any]) -> str:
+    """What an adoption rests on."""
+    shown = ", ".join(f"{name} {adopted[name]}" for name in ("relative_error", "agreement", "because") if name in adopted)
+    return f"by {adopted['by']} of {len(adopted['proof'])} nodes made again{f' ({shown})' if shown else ''}"
+
+
 def _kind(host: Host, ref: Ref | None, digest: str) -> str:
     return ref.kind if ref else host.store.manifest(digest).kind
 
@@ -60,11 +66,7 @@ def _maker(record: Record, digest: str) -> list[str]:
         f"         key {record.key}, git commit {known.get('git_commit') or 'unknown'}, Python {known.get('python', '?')}",
     ]
     if adopted := known.get("adopted"):
-        shown = ", ".join(f"{name} {adopted[name]}" for name in ("relative_error", "agreement", "because") if name in adopted)
-        lines.append(
-            f"         adopted on {adopted['finished']} from key {adopted['from'][:12]} by {adopted['by']} of "
-            f"{len(adopted['proof'])} nodes made again{f' ({shown})' if shown else ''}"
-        )
+        lines.append(f"         adopted on {adopted['finished']} from key {adopted['from'][:12]} {proof_of(adopted)}")
     for one in known.get("rewritten", []):
         if digest in (one["from"], record.outputs[one["output"]].digest):
             lines.append(f"         rewritten on {one['time']} without {one['rows']} rows that were to be forgotten")

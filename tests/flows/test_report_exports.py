@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from artifacts.manifest import canonical_json, digest_bytes
-from artifacts.records import Record, Records
+from artifacts.records import Record
 from artifacts.stage import Input, Made, Node, Stage
 from artifacts.store import Store
 from artifacts.writer import ArtifactWriter
 from flows.report_compared import compared_section
 from flows.report_lineage import lineage
 from flows.train_draft import DraftRun
-from running.walk import Step
 from tasks.formats import ACCEPTANCE
 from tasks.handles import Verifier
 
@@ -94,20 +93,19 @@ def test_lineage_names_what_a_draft_was_made_of(tmp_path: Path) -> None:
         node = Node(legacy, f"old, part {number}", {"source": "old"}, {"sample.0": Input(f"{number}")})
         ran.legacy.append(Made(node, None))
     ran.training.node.inputs["parent"] = Input("9a9a", path="champion")
-    adopted = {"by": "states within a tolerance", "proof": ["k1", "k2"], "finished": "2026-11-30", "because": "torch 2.15"}
+    adopted = {"by": "a tolerance", "proof": ["k1", "k2"], "finished": "2026-11-30", "because": "torch 2.15"}
     trained = {"git_commit": "abc123", "python": "3.11", "device": "cuda:0", "gpu": "NVIDIA H200", "finished": "2026-12-01"}
-    steps = []
+    records = []
     for key, stage, known in (("a", "training", trained), ("b", "hidden_states", {"adopted": adopted})):
         parts = {"library torch": "2.14.1", "setting training.lr": "0.001"}
-        Records(store.root).put(Record(key=key * 64, stage=stage, node="", parts=parts, outputs={}, lineage=known))
-        steps.append(Step(stage, "", "hit", key=key * 64))
-    text = lineage(store, steps, ran)
+        records.append(Record(key=key * 64, stage=stage, node="", parts=parts, outputs={}, lineage=known))
+    text = lineage(store, records, ran)
     for row in (
         f"| verifier | org/verifier | `{digest_bytes(canonical_json({'embed': '5e1f'}))}` |",
         "| conversations | traffic | `7aff` |",
         "| conversations | old | 2 parts |",
         "| parent | champion | `9a9a` |",
         "Trained on 2026-12-01 on NVIDIA H200 with git commit abc123, Python 3.11, torch 2.14.1.",
-        "Adopted on 2026-11-30: 1 nodes of hidden states, by states within a tolerance of 2 made again (because torch 2.15).",
+        "Adopted on 2026-11-30: 1 nodes of hidden states, by a tolerance of 2 nodes made again (because torch 2.15).",
     ):
         assert row in text, text

@@ -1,6 +1,5 @@
 """Draft-and-verify on four layers of SmolLM2, with a draft that is right sometimes, and replay beside it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +14,12 @@ from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import PackedShards, ShardFiles
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.replay import walk_shards
-from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.token_choice import Sampling
-from kimi_adapters.torch_file import read_tensors
 from kimi_adapters.trainer import train
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.walk import walk
 from kimi_adapters.weights import Checkpoint
-from tests.kimi_adapters.draft_fixtures import save
-from tests.kimi_adapters.heard_answers import heard
+from tests.kimi_adapters.heard_answers import heard, talkative
 
 LAYERS, LAYER_IDS, VOCABULARY_SIZE = [0, 1, 28, 29], [1, 2, 3], 2048
 K, NEW_TOKENS, PROMPTS = 3, 24, 6
@@ -40,27 +36,11 @@ class Setting:
     shard: ShardFiles
 
 
-def cut(source: Path, target: Path) -> Path:
-    """The verifier's first two and last two layers over its first tokens: fast, and its text does not settle down."""
-    target.mkdir()
-    values = json.loads((source / "config.json").read_text())
-    sizes = {"num_hidden_layers": len(LAYERS), "vocab_size": VOCABULARY_SIZE}
-    (target / "config.json").write_text(json.dumps(values | sizes))
-    with TensorFile(source / "model.safetensors") as file:
-        tensors = read_tensors(file)
-    kept = {name: tensors[name][:VOCABULARY_SIZE] for name in ("model.embed_tokens.weight", "model.norm.weight")}
-    for place, layer in enumerate(LAYERS):
-        old, new = f"model.layers.{layer}.", f"model.layers.{place}."
-        kept |= {name.replace(old, new): value for name, value in tensors.items() if name.startswith(old)}
-    save(target / "model.safetensors", kept)
-    return target
-
-
 @pytest.fixture(scope="module")
 def setting(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     """The cut verifier, its greedy answers to prompts of random tokens, and a draft trained on most of them."""
     directory = tmp_path_factory.mktemp("decoding")
-    checkpoint = Checkpoint(cut(whole_verifier, directory / "cut"))
+    checkpoint = Checkpoint(talkative(whole_verifier, directory / "cut", VOCABULARY_SIZE))
     verifier = Verifier(checkpoint)
     source = torch.Generator().manual_seed(0)
     prompts = [torch.randint(100, VOCABULARY_SIZE, (size,), generator=source).tolist() for size in range(4, 4 + PROMPTS)]

@@ -1,6 +1,5 @@
 """An engine that serves a trained draft as it is meant, and wrong: acceptance falls, and the gate stops the run."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,40 +18,21 @@ from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import PackedShards
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.tensor_file import TensorFile
-from kimi_adapters.torch_file import read_tensors
 from kimi_adapters.trainer import train
 from kimi_adapters.weights import Checkpoint
 from tasks import acceptance, engine_acceptance
 from tasks.settings import Settings
 from tests.engine_endpoint import Endpoint, Engine, serving
-from tests.kimi_adapters.draft_fixtures import Sample, save
-from tests.kimi_adapters.heard_answers import heard
+from tests.kimi_adapters.draft_fixtures import Sample
+from tests.kimi_adapters.heard_answers import heard, talkative
 from tests.tasks.engine_judge import ROWS, Judge, K
 
-LAYERS, LAYER_IDS, NEW_TOKENS = [0, 1, 28, 29], [1, 2, 3], 20
-
-
-def cut(source: Path, target: Path) -> Path:
-    """The verifier's first two and last two layers: its text does not settle down."""
-    target.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        (target / name).write_bytes((source / name).read_bytes())
-    values = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**values, "num_hidden_layers": len(LAYERS)}))
-    with TensorFile(source / "model.safetensors") as file:
-        tensors = read_tensors(file)
-    kept = {name: tensor for name, tensor in tensors.items() if ".layers." not in name}
-    for place, layer in enumerate(LAYERS):
-        old, new = f"model.layers.{layer}.", f"model.layers.{place}."
-        kept |= {name.replace(old, new): tensor for name, tensor in tensors.items() if name.startswith(old)}
-    save(target / "model.safetensors", kept)
-    return target
+LAYER_IDS, NEW_TOKENS = [1, 2, 3], 20
 
 
 @pytest.fixture(scope="module")
 def speaker(whole_verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cut(whole_verifier, tmp_path_factory.mktemp("wrong") / "verifier")
+    return talkative(whole_verifier, tmp_path_factory.mktemp("wrong") / "verifier")
 
 
 @pytest.fixture(scope="module")
