@@ -25,5 +25,6 @@ class Clocks:
             self._asked.terminate()
             text, _ = self._asked.communicate()
         rows = [tuple(map(float, line.split(","))) for line in text.splitlines() if line.count(",") == 1]
+        rows = [row for row in rows if row[1] > max(watts for _, watts in rows) / 2]  # at work, not while a model is built
         self.megahertz = statistics.median(row[0] for row in rows) if rows else 0.0
         self.watts = statistics.median(row[1] for row in rows) if rows else 0.0

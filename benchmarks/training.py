@@ -1,12 +1,12 @@
 """Training a draft at Kimi-K2.5's widths: the ceiling, speculators' own step, and ours from shards on disk, in one run.
 
-    python -m benchmarks.training [--devices 2] [--only 18432] [--profile FILE] [--tiny] [--folder DIR]
+    python -m benchmarks.training [--devices 2] [--only "ours, 4096*"] [--profile FILE] [--tiny] [--folder DIR]
 
 speculators' step (0.9, eager loss) has its batch on the device and nothing to load. Ours is the production loop: packs
 from the shards' files through the prefetch, all of it timed, with one pack an optimizer step and with eight. A fraction of
 the ceiling counts the operations of speculators' step, ours computes fewer: `done` counts those. `--devices` adds the loop on
-that many GPUs under torchrun, each with as many packs a step as one alone. `--only` takes rows by a part of their name;
-`--profile` writes the kernels of three steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing.
+that many GPUs under torchrun, each with as many packs a step as one alone. `--only` takes rows by patterns of their name;
+`--profile` writes the kernels of three later steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing.
 Figures go to $OUT/training.json where OUT is set; a table comes last.
 """
 
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from kimi_adapters.training_loop import DraftTrainer
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
+PROFILED_AFTER = 20  # steps, by when the chip is as warm and as slow as it gets
 WARMING = 3  # steps that compile and fill caches; ours compile again when a second number of rows is met: 8
 
 
@@ -145,7 +147,8 @@ def ours(
     model = model_of(recipe, widths, choices["attention"])
     loop = _Loop(model, recipe, data, files[0].states.parent / "checkpoints", lambda entry: None, ranks, choices)
     if profile:
-        loop.profiler = torch.profiler.profile(schedule=torch.profiler.schedule(wait=WARMING, warmup=1, active=3, repeat=1))
+        schedule = torch.profiler.schedule(wait=PROFILED_AFTER, warmup=1, active=3, repeat=1)
+        loop.profiler = torch.profiler.profile(schedule=schedule)
     loop.run_training()
     if profile:
         profile.write_text(
@@ -184,7 +187,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--supervised", type=float, default=0.7, help="share of each sample's tokens")
-    parser.add_argument("--only", default="", help="rows of the table whose name has this")
+    parser.add_argument("--only", action="append", default=[], help="rows of the table whose name fits this pattern")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--a-rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--packs", type=int, help=argparse.SUPPRESS)
@@ -228,7 +231,7 @@ def main() -> None:
                 rows[name] = large, f, partial(on_devices, given, files("many")[0].states.parent, packs * given.devices)
         found_all: dict[str, dict[str, float]] = {}
         for name, (size, share, measure) in rows.items():
-            if given.only not in name:
+            if given.only and not any(fnmatch(name, one) for one in given.only):
                 continue
             with Clocks() as clocks:
                 rate = (found := measure())["tokens_a_second"]

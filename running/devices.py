@@ -19,6 +19,7 @@ from running.memory import total_bytes
 
 log = logging.getLogger("eyas")
 LOSSES = 2  # children that die on a device before it is put aside
+_TOLD_AFTER = 10.0  # seconds that a GPU is in use: for a moment, a child of ours that has ended may be
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class DevicePool:
 
     def __init__(self, state: Path, indices: list[int] | None, slots: int | None, share: bool) -> None:
         self._folder, self._share = state / "devices", share
-        self._told_busy = False
+        self._told: set[str] = set()
+        self._busy_since: dict[str, float] = {}
         self._losses: dict[str, int] = {}
         self.aside: dict[str, str] = {}
         found = {} if indices == [] else gpus()
@@ -148,23 +150,29 @@ class DevicePool:
             self.aside[device.name] = why
             log.warning("%s: a second child died on it, and this run uses it no more: %s", device.name, why)
 
-    def _busy(self) -> set[str]:
-        """GPUs that a process of somebody else uses (ours hold a lease, which is tried before); all, while nobody can tell."""
+    def _busy(self) -> dict[str, str]:
+        """GPUs that processes of somebody else use (ours hold a lease, which is tried before), and their ids; all, while nobody
+        can tell."""
         if self._share or not self.gpus:
-            return set()
+            return {}
         rows = _nvidia_smi("--query-compute-apps=gpu_uuid,pid")
         if rows is None:
-            self._tell_unknown()
-            return {device.name for device in self.gpus}
-        used = {row[0] for row in rows}
-        return {f"cuda:{index}" for index, uuid in self._uuids.items() if uuid in used}
+            unknown = "nvidia-smi does not say which GPUs are in use: none is leased until it does"
+            self._tell(f"{unknown}; or set running.share_devices")
+            return {device.name: "" for device in self.gpus}
+        users = {row[0]: row[1] for row in rows}
+        busy = {f"cuda:{index}": users[uuid] for index, uuid in self._uuids.items() if uuid in users}
+        self._busy_since = {name: self._busy_since.get(name, time.monotonic()) for name in busy}
+        for name, pid in busy.items():
+            if time.monotonic() - self._busy_since[name] >= _TOLD_AFTER:
+                self._tell(f"{name} is in use by process {pid}: it is leased once it is free; or set running.share_devices")
+        return busy
 
-    def _tell_unknown(self) -> None:
-        if not self._told_busy:
-            log.warning(
-                "nvidia-smi does not say which GPUs are in use: none is leased until it does; or set running.share_devices"
-            )
-        self._told_busy = True
+    def _tell(self, words: str) -> None:
+        """Once a run."""
+        if words not in self._told:
+            log.warning(words)
+        self._told.add(words)
 
     def _try(self, device: Device) -> int | None:
         self._folder.mkdir(parents=True, exist_ok=True)

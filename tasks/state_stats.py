@@ -71,12 +71,13 @@ class StateStats:
         finite = [array for name, array in self.arrays.items() if name.startswith("finite.")]
         return int((~np.logical_and.reduce(finite)).sum()) if finite else 0
 
-    def add(self, name: str, chunk: Tensor) -> None:
-        """The next rows [k, H] of the state ``name``, on the CPU. After the last of them its arrays are in ``arrays``:
+    def add(self, name: str, chunk: Tensor, norms: Tensor | None = None) -> None:
+        """The next rows [k, H] of the state ``name``, on the CPU; ``norms`` are their ``row_norms``, where they were taken
+        already. After the last of them its arrays are in ``arrays``:
         ``norm.<name>`` F32 [n], the median row norm; ``finite.<name>`` BOOL [n]; ``same.<name>`` F32 [n], the share of rows
         that equal the row before."""
         place = slice(self._done, self._done + len(chunk))
-        self._norms[place] = row_norms(chunk).numpy()
+        self._norms[place] = (row_norms(chunk) if norms is None else norms).numpy()
         self._equal[place] = self._equals_before(chunk, self._norms[place])
         self._done = place.stop
         self._last = chunk[-1].clone()  # the chunk's memory may be used again

@@ -52,7 +52,7 @@ def stream(
 ) -> list[dict[str, Tensor]]:
     chunks: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
     stream_states(
-        shards, Checkpoint(folder), LAYERS, lambda shard, name, chunk: chunks[shard, name].append(chunk), device,
+        shards, Checkpoint(folder), LAYERS, lambda shard, name, chunk: chunks[shard, name].append(chunk.clone()), device,
         compute_dtype=dtype, state_dtype=dtype, resident=cache,
     )  # fmt: skip
     names = [f"layer.{k}" for k in LAYERS] + ["last"]

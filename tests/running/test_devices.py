@@ -1,6 +1,7 @@
 """GPUs that other processes use are not leased. This host may have none: a program in the place of nvidia-smi tells of two."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_a_gpu_that_another_process_uses_is_not_leased(used: Path, tmp_path: Pat
 def test_it_is_leased_where_sharing_is_wanted(used: Path, tmp_path: Path) -> None:
     pool = DevicePool(tmp_path / "state", [1], None, share=True)
     assert leased(pool) == "cuda:1" and leased(pool) is None
+
+
+def test_a_run_that_waits_says_for_what(
+    used: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("running.devices._TOLD_AFTER", 0.2)
+    pool = DevicePool(tmp_path / "state", [1], None, share=False)
+    with caplog.at_level("WARNING", "eyas"):
+        assert leased(pool) is None and not caplog.records
+        time.sleep(0.2)
+        assert leased(pool) is None and leased(pool) is None
+    assert [record.message for record in caplog.records] == [
+        "cuda:1 is in use by process 4711: it is leased once it is free; or set running.share_devices"
+    ]
 
 
 def test_none_is_leased_while_nobody_says_which_are_used(used: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
