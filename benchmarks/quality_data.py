@@ -1,6 +1,5 @@
-"""What `benchmarks.draft_quality` trains and judges on: prompts of several kinds, the verifier's answers, their states."""
+"""What `benchmarks.draft_quality` trains on: the verifier's answers and their states."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.quality_prompts import held_out_prompts, training_prompts
 from kimi_adapters.chat import FORMATS, prompt_ids, stop_ids
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.generation import generate
@@ -17,22 +17,8 @@ from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
 from tests.kimi_adapters.draft_fixtures import Sample, write_shard
 
-PROMPTS = Path(__file__).parents[1] / "deployments" / "prompts"
 FORMAT = FORMATS["smollm2"]
-SHARD_SAMPLES, BATCH_TOKENS = 512, 16_384
-_CODE = "Write a Python function that {}. Give the code and one sentence that explains it."
-_CALL = "You may call get_weather(city), convert(amount, unit, into) or search(query). Answer with one call as JSON.\n{}"
-_TASKS = [
-    "reverses the words of a sentence", "counts the vowels in a string", "merges two sorted lists", "sums a number's digits",
-    "finds the second largest number", "checks whether a year is a leap year", "removes duplicates from a list", "sorts words",
-    "finds the longest common prefix", "converts seconds to hours and minutes", "transposes a matrix", "checks a palindrome",
-]  # fmt: skip
-_REQUESTS = [
-    "Is it raining in Lisbon?", "How many miles are 30 kilometres?", "Who invented the zip fastener?", "What is 5 kg in stone?",
-    "Do I need a coat in Oslo now?", "When was the first bicycle sold?", "How many cups are 2 litres?", "Is it warm in Cairo?",
-    "Find a recipe for lentil soup.", "Turn 80 degrees Fahrenheit into Celsius.", "How windy is Chicago?", "Who wrote Emma?",
-]  # fmt: skip
-_HELD_OUT = 4  # of the tasks and of the requests; a held-out one is never trained on
+SHARD_SAMPLES, BATCH_TOKENS, ANSWERS = 512, 16_384, 2048  # ANSWERS side by side
 
 
 @dataclass(frozen=True)
@@ -43,27 +29,6 @@ class Prepared:
     vocabulary: DraftVocabulary
     held_out: dict[str, list[list[int]]]
     tokens: int
-
-
-def training_prompts() -> list[str]:
-    """The project's own training prompts and two kinds of task beside them."""
-    own = _own(PROMPTS / "train.jsonl")
-    return [*own, *(_CODE.format(t) for t in _TASKS[:-_HELD_OUT]), *(_CALL.format(r) for r in _REQUESTS[:-_HELD_OUT])]
-
-
-def held_out_prompts(more: Sequence[str]) -> dict[str, list[str]]:
-    """Held-out prompts by kind. `more` adds kinds, "NAME=FILE" each, FILE of JSON lines with `prompt` or `messages`."""
-    kinds = {
-        "own": _own(PROMPTS / "held_out.jsonl"),
-        "code": [_CODE.format(task) for task in _TASKS[-_HELD_OUT:]],
-        "calls": [_CALL.format(request) for request in _REQUESTS[-_HELD_OUT:]],
-    }
-    return kinds | {name: _own(Path(file)) for name, _, file in (one.partition("=") for one in more)}
-
-
-def _own(path: Path) -> list[str]:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    return [row["prompt"] if "prompt" in row else row["messages"][-1]["content"] for row in rows]
 
 
 def prepare(
@@ -89,7 +54,7 @@ def prepare(
         lacking = tokens - sum(len(ids) for ids, _, _ in samples)
         asked = prompts[: max(8, lacking // answer_tokens + 1)]
         heat, seed = (1.0, len(samples)) if samples else (0.0, 0)
-        answers = generate(verifier, asked, answer_tokens, stops, heat, seed, batch_size=512)
+        answers = generate(verifier, asked, answer_tokens, stops, heat, seed, batch_size=ANSWERS)
         for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
             side = "held_out" if number % 20 == 19 else "train"  # by prompt: its answers stay on one side
             samples.append(([*prompt, *answer], [0] * len(prompt) + [1] * len(answer), side))

@@ -15,7 +15,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.config import TextConfig
-from kimi_adapters.decoding import decode
+from kimi_adapters.decoding import decode_all
 from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_config_values
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -39,6 +39,7 @@ STOCK: dict[str, Any] = {
 }
 # The candidate: the leads of the field that are not in the stock recipe. `--set` tries others.
 OURS: dict[str, Any] = {
+    "optimizer": "muon",
     "layer": "qwen3",
     "fc_norm": True,
     "norm_output": True,
@@ -129,9 +130,6 @@ def judge(
     longest: int,
     stops: Sequence[int],
 ) -> list[Acceptance]:
-    """Each prompt decoded once with the draft; at a temperature, by a stream of its own that every draft gets alike."""
-    found = []
-    for number, prompt in enumerate(prompts):
-        choice = Sampling(temperature, number) if temperature else Greedy()
-        found.append(decode(verifier, draft, prompt, k, longest, stops, choice).acceptance)
-    return found
+    """Prompts decoded with the draft, side by side; at a temperature, each by a stream of its own, the same for all drafts."""
+    choices = [Sampling(temperature, number) if temperature else Greedy() for number in range(len(prompts))]
+    return [result.acceptance for result in decode_all(verifier, draft, prompts, k, longest, stops, choices)]

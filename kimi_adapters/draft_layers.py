@@ -127,11 +127,12 @@ class DraftLayers:
         seen = (same & (index[:, None] >= index[None])) | (index[:, None] == index[None])
         return torch.zeros(seen.shape, device=documents.device).masked_fill_(~seen, float("-inf"))
 
-    def first_step(self, tokens: Tensor, aux: Tensor, positions: Tensor, store: KeyStore, bias: Tensor, rows: Tensor) -> Tensor:
+    def first_step(self, tokens: Tensor, aux: Tensor, positions: Tensor, store: KeyStore, bias: Any, rows: Tensor) -> Tensor:
         """Step 0 over T indices; the keys of all of them go into `store`, the states of `rows` come back.
 
         Parameters: tokens, positions [T] int64; aux [T, len(layer_ids) * H]; bias [T, past + T], 0 where the index
-        may look and -inf elsewhere; rows [R] int64 into T. Returns the raw states [R, H] (see `read_out`).
+        may look and -inf elsewhere, or what `_attend` takes for it; rows [R] int64 into T. Returns the raw states [R, H] (see
+        `read_out`).
         """
         hidden, embeds = self._fuse(aux), self._embed(tokens)
         for layer in range(self.shape.num_layers):
@@ -152,7 +153,7 @@ class DraftLayers:
         hidden: Tensor,
         positions: Tensor,
         store: KeyStore,
-        bias: Tensor,
+        bias: Any,
         chain: list[list[KeyValue]],
     ) -> Tensor:
         """A later step over R rows: tokens, positions [R]; hidden [R, H] as `read_out` feeds it back.

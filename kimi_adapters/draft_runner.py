@@ -15,7 +15,8 @@ from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.torch_file import read_tensors
 
 Choose = Callable[[Tensor, Tensor], Tensor]  # (logits [R, draft vocabulary], their target ids) -> draft ids [R]
-PROPOSE_ROWS = 256  # rows of a chain at once: bounds the scores [heads, rows, indices] of a long replay
+PROPOSE_ROWS = 256  # rows of a chain at once: bounds the logits of a long replay
+SCORES = 1 << 26  # of attention at once: 268 MB in float32, three times while they become shares
 
 
 def likeliest(logits: Tensor, targets: Tensor) -> Tensor:
@@ -24,7 +25,10 @@ def likeliest(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class DraftCache:
-    """Keys and values of the verified indices, [capacity, n, d] a layer; `length` indices are filled."""
+    """Keys and values of the verified tokens of one sequence, [capacity, n, d] a layer; `length` slots are filled.
+
+    A slot's number is its token's index; a cache of several sequences says otherwise.
+    """
 
     def __init__(self, shape: DraftShape, capacity: int, device: torch.device, dtype: torch.dtype):
         size = (shape.num_layers, capacity, shape.num_kv_heads, shape.head_dim)
@@ -42,6 +46,42 @@ class DraftCache:
 
     def stored(self, layer: int) -> KeyValue:
         return self._keys[layer, : self.length], self._values[layer, : self.length]
+
+    def indices(self, slots: Tensor) -> Tensor:
+        """The index of each slot's token in its sequence."""
+        return slots
+
+    def hidden(self, slots: Tensor, count: int) -> Tensor:
+        """BOOL [R, count]: which of the first `count` slots these `slots` [R] do not see."""
+        return torch.arange(count, device=slots.device) > slots[:, None]
+
+
+class _Sight:
+    """The bias of attention, 0 or -inf over the first `count` slots, made for so many rows as are looked at."""
+
+    def __init__(self, cache: DraftCache, slots: Tensor, count: int):
+        self._cache, self._slots, self._count = cache, slots, count
+
+    def __getitem__(self, rows: Tensor | slice) -> "_Sight":
+        return _Sight(self._cache, self._slots[rows], self._count)
+
+    def bias(self) -> Tensor:
+        hidden = self._cache.hidden(self._slots, self._count)
+        return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+class _Layers(DraftLayers):
+    """Attention of as many rows at once as SCORES allow: a replay of 32,768 tokens by 64 heads has 69 billion scores."""
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Any, chain: Sequence[KeyValue]) -> Tensor:
+        size = max(1, SCORES // (self.shape.num_heads * len(keys)))
+        blocks = [slice(start, start + size) for start in range(0, len(queries), size)]
+        parts = [[(k[block], v[block]) for k, v in chain] for block in blocks]
+        done = [
+            super(_Layers, self)._attend(queries[block], keys, values, bias[block].bias(), part)
+            for block, part in zip(blocks, parts, strict=True)
+        ]
+        return done[0] if len(done) == 1 else torch.cat(done)
 
 
 class DraftRunner:
@@ -65,7 +105,7 @@ class DraftRunner:
         if missing:
             raise UserError(f"The draft lacks {', '.join(missing[:4])}; export it again.")
         weights = {name: tensors[name].detach().to(self.device, dtype) for name in self.shape.tensor_names()}
-        self._layers = DraftLayers(self.shape, weights)
+        self._layers = _Layers(self.shape, weights)
         self.targets = torch.arange(self.shape.draft_vocab_size)
         if self.shape.draft_vocab_size != self.shape.vocab_size:
             if "d2t" not in tensors:
@@ -109,35 +149,32 @@ class DraftRunner:
         Gives the states at `rows` ([R] within these S; None: the last alone), [R, H], for `propose`.
         """
         tokens = torch.as_tensor(next_tokens, dtype=torch.int64, device=self.device)
-        index = torch.arange(cache.length, cache.length + len(tokens), device=self.device)
-        hidden_from = torch.arange(cache.length + len(tokens), device=self.device) > index[:, None]
-        bias = torch.zeros(hidden_from.shape, device=self.device).masked_fill_(hidden_from, float("-inf"))
+        slots = torch.arange(cache.length, cache.length + len(tokens), device=self.device)
         if rows is None:
             rows = torch.tensor([len(tokens) - 1], device=self.device)
         aux = aux.to(self.device, self.dtype)
-        hidden = self._layers.first_step(tokens, aux, index + 1, cache, bias, rows.to(self.device))
+        seen = _Sight(cache, slots, cache.length + len(tokens))
+        hidden = self._layers.first_step(tokens, aux, cache.indices(slots) + 1, cache, seen, rows.to(self.device))
         cache.length += len(tokens)
         return hidden
 
     @torch.no_grad()
-    def propose(self, hidden: Tensor, indices: Tensor, k: int, cache: DraftCache, choose: Choose = likeliest) -> Tensor:
+    def propose(self, hidden: Tensor, slots: Tensor, k: int, cache: DraftCache, choose: Choose = likeliest) -> Tensor:
         """Chains of `k` tokens, [R, k] int64 in the TARGET vocabulary, from the states [R, H] that `feed` gave at the verified
-        `indices` [R] of the cache. The cache stays as it is. `choose` gives draft ids from a step's logits."""
+        `slots` [R] of the cache. The cache stays as it is. `choose` gives draft ids from a step's logits."""
         chains = [
-            self._propose(hidden[i : i + PROPOSE_ROWS], indices[i : i + PROPOSE_ROWS].to(self.device), k, cache, choose)
+            self._propose(hidden[i : i + PROPOSE_ROWS], slots[i : i + PROPOSE_ROWS].to(self.device), k, cache, choose)
             for i in range(0, len(hidden), PROPOSE_ROWS)
         ]
         return torch.cat(chains) if chains else torch.zeros((0, k), dtype=torch.int64, device=self.device)
 
-    def _propose(self, hidden: Tensor, indices: Tensor, k: int, cache: DraftCache, choose: Choose) -> Tensor:
-        unseen = torch.arange(cache.length, device=self.device) > indices[:, None]
-        bias = torch.zeros(unseen.shape, device=self.device).masked_fill_(unseen, float("-inf"))
+    def _propose(self, hidden: Tensor, slots: Tensor, k: int, cache: DraftCache, choose: Choose) -> Tensor:
+        seen, indices = _Sight(cache, slots, cache.length), cache.indices(slots)
         chain = self._layers.new_chain()
         proposals: list[Tensor] = []
         for step in range(k):
             if step > 0:
-                positions = indices + 1 + step
-                hidden = self._layers.chain_step(proposals[-1], hidden, positions, cache, bias, chain)
+                hidden = self._layers.chain_step(proposals[-1], hidden, indices + 1 + step, cache, seen, chain)
             normed, hidden = self._layers.read_out(hidden)
             proposals.append(self.targets[choose(self._layers.logits(normed), self.targets)])
         return torch.stack(proposals, dim=1)

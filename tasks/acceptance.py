@@ -1,6 +1,7 @@
 """Acceptance: what the verifier takes of the draft's proposals, by real decoding and by the WALK over held-out text."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def _runners(job: Job) -> tuple[Any, Any]:
 
 
 def compute_decoding(job: Job) -> None:
-    """Decode each prompt plainly and with the draft, which must say the same; walk over it with both drafts.
+    """Decode prompts plainly and with the draft, which must say the same, many at once; walk over each with both drafts.
 
     The untrained draft's acceptance is its walk's, on the same text and float32 states: decoding with it would take as long
     as plain decoding, and the walk equals decoding (a test, and the gap that is checked here).
@@ -109,7 +110,8 @@ def compute_decoding(job: Job) -> None:
     import torch
 
     from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
-    from kimi_adapters.decoding import decode, greedy
+    from kimi_adapters.decoding import SIDE_BY_SIDE, decode_all
+    from kimi_adapters.generation import generate
     from kimi_adapters.tokenizer import Tokenizer
     from kimi_adapters.verifier import Verifier as Model
     from kimi_adapters.walk import walk
@@ -125,24 +127,31 @@ def compute_decoding(job: Job) -> None:
     model = Model(Checkpoint(directory), device=job.device, dtype=torch.float32)
     trained, untrained = _runners(job)
     cases = []
-    for number, row in enumerate(rows):
-        prompt = prompt_ids(row["messages"], tokenizer, form)
-        plain = greedy(model, prompt, longest, stops)
-        drafted = decode(model, trained, prompt, k, longest, stops)
-        if plain != drafted.output:
-            raise RuntimeError(f"speculative decoding of prompt {row['id']} does not give what plain decoding gives")
-        tokens = [*prompt, *plain]
-        whole = model.forward(torch.tensor([tokens]), model.new_cache(1, len(tokens)), trained.shape.layer_ids)
-        mask = [False] * len(prompt) + [True] * len(plain)
-        replayed, blind = (walk(draft, tokens, mask, whole.aux[0], k) for draft in (trained, untrained))
-        cases.append({"id": row["id"], "drafted": drafted.acceptance, "blind": blind, "replayed": replayed})
-        job.progress(number + 1, len(rows), "prompts")
+    for start in range(0, len(rows), SIDE_BY_SIDE):
+        batch = rows[start : start + SIDE_BY_SIDE]
+        prompts = [prompt_ids(row["messages"], tokenizer, form) for row in batch]
+        plain = generate(model, prompts, longest, stops, batch_size=SIDE_BY_SIDE, progress=_told(job, 2 * start, 2 * len(rows)))
+        half = _told(job, 2 * start + len(batch), 2 * len(rows))
+        drafted = decode_all(model, trained, prompts, k, longest, stops, progress=half)
+        for row, prompt, answer, result in zip(batch, prompts, plain, drafted, strict=True):
+            if answer != result.output:
+                raise RuntimeError(f"speculative decoding of prompt {row['id']} does not give what plain decoding gives")
+            tokens = [*prompt, *answer]
+            whole = model.forward(torch.tensor([tokens]), model.new_cache(1, len(tokens)), trained.shape.layer_ids)
+            mask = [False] * len(prompt) + [True] * len(answer)
+            replayed, blind = (walk(draft, tokens, mask, whole.aux[0], k) for draft in (trained, untrained))
+            cases.append({"id": row["id"], "drafted": result.acceptance, "blind": blind, "replayed": replayed})
     facts = _facts("real decoding", k, [c["drafted"] for c in cases], [c["blind"] for c in cases])
     replayed = _total([case["replayed"] for case in cases], k)
     facts |= {"lossless": len(cases), "replay_length": round(replayed.length, 4)}
     if abs(facts["replay_length"] - facts["length"]) > GAP:
         raise RuntimeError(f"replay gives {facts['replay_length']} and decoding {facts['length']} on the same prompts")
     _finish(job, facts, [{"id": c["id"], "steps": c["drafted"].steps, "tokens": c["drafted"].tokens} for c in cases])
+
+
+def _told(job: Job, before: int, total: int) -> Callable[[int, int], None]:
+    """Tells the answers done so far, plain ones and drafted ones counted alike."""
+    return lambda done, _: job.progress(before + done, total, "answers")
 
 
 def compute_replay(job: Job) -> None:

@@ -1,13 +1,14 @@
 """Draft-and-verify on four layers of SmolLM2, with a draft that is right sometimes, and replay beside it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from errors import UserError
 from kimi_adapters.acceptance_length import Acceptance, total
-from kimi_adapters.decoding import DecodeResult, decode, greedy, until_stop
+from kimi_adapters.decoding import DecodeResult, decode, decode_all, greedy, until_stop
 from kimi_adapters.draft import draft_config_values, verifier_rows
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -127,6 +128,29 @@ def test_sampled_decoding_is_greedy_near_temperature_0_and_its_own_at_1(setting:
         assert len(result.output) == NEW_TOKENS and result.acceptance.tokens == NEW_TOKENS - 1
     together = total([result.acceptance for result in warm], K)
     assert 0 < together.accepted[0] < together.steps
+
+
+def test_prompts_side_by_side_are_answered_as_each_is_alone(setting: Setting, decoded: list[DecodeResult]) -> None:
+    verifier, draft = setting.verifier, setting.trained
+    assert decode_all(verifier, draft, setting.prompts, K, NEW_TOKENS, NO_STOP) == decoded
+    stops = [plain[place] for plain, place in zip(setting.plain, (0, 3, 9, 14, 5, 20), strict=True)]
+    alone = [decode(verifier, draft, prompt, K, NEW_TOKENS, stops) for prompt in setting.prompts]
+    assert len({len(result.output) for result in alone}) > 2
+    assert decode_all(verifier, draft, setting.prompts, K, NEW_TOKENS, stops) == alone
+    warm = [
+        decode(verifier, draft, prompt, K, NEW_TOKENS, NO_STOP, Sampling(1.0, i)) for i, prompt in enumerate(setting.prompts)
+    ]
+    choices = [Sampling(1.0, i) for i in range(PROMPTS)]
+    assert decode_all(verifier, draft, setting.prompts, K, NEW_TOKENS, NO_STOP, choices) == warm
+
+
+def test_answers_may_end_where_the_context_does(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(map(len, setting.prompts)) + NEW_TOKENS
+    monkeypatch.setattr(setting.verifier, "config", replace(setting.verifier.config, max_position_embeddings=longest))
+    results = decode_all(setting.verifier, setting.trained, setting.prompts, K, NEW_TOKENS, NO_STOP)
+    assert [result.output for result in results] == setting.plain
+    with pytest.raises(UserError, match="do not fit the verifier's context"):
+        decode_all(setting.verifier, setting.trained, setting.prompts, K, NEW_TOKENS + 1, NO_STOP)
 
 
 def test_until_stop() -> None:

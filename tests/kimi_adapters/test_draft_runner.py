@@ -6,6 +6,8 @@ import pytest
 import torch
 from speculators.models.eagle3 import Eagle3DraftModel
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from errors import UserError
 from kimi_adapters import draft_runner
@@ -99,6 +101,38 @@ def test_chains_of_all_indices_at_once_are_those_of_each_alone(at_once: int, mon
         alone = runner.new_cache(row + 1)
         hidden = runner.feed(aux[: row + 1], ids[1 : row + 2], alone)
         assert torch.equal(runner.propose(hidden, torch.tensor([row]), 3, alone)[0], chain)
+
+
+class _Largest(TorchDispatchMode):
+    """The most numbers that a tensor had which an operation gave."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(one.numel() for one in tree_leaves(out) if isinstance(one, torch.Tensor))])
+        return out
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_long_replay_takes_its_scores_in_blocks(num_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of(tiny_draft(Recipe(num_layers=num_layers)))
+    length = 400
+    ids, aux = sequence(length + 1)
+    rows = torch.arange(0, length, 3)
+
+    def replayed() -> tuple[torch.Tensor, torch.Tensor, int]:
+        cache, largest = runner.new_cache(length), _Largest()
+        with largest:
+            hidden = runner.feed(aux, ids[1:], cache, rows)
+            return hidden, runner.propose(hidden, rows, 3, cache), largest.numbers
+
+    hidden, chains, whole = replayed()
+    monkeypatch.setattr(draft_runner, "SCORES", 1 << 13)
+    by_blocks, same_chains, numbers = replayed()
+    torch.testing.assert_close(by_blocks, hidden, rtol=1e-5, atol=1e-5)
+    assert torch.equal(same_chains, chains)
+    assert whole > len(rows) * length > 2 * numbers
 
 
 def test_it_loads_what_was_saved_and_takes_replacements(tmp_path: Path) -> None:
