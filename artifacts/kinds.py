@@ -98,7 +98,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "choices": _DICT,
     },
     "draft_start": {"seed": _INT},
-    "curves": {"steps": _INT, "tokens": _INT, "loss": _FLOAT, "loader_share": _FLOAT},
+    "curves": {"steps": _INT, "tokens": _INT, "loss": _FLOAT, "loader_share": _FLOAT, "loader_rate": _INT},
     "acceptance": {
         "method": _STR,
         "k": _INT,

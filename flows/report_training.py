@@ -1,7 +1,9 @@
 """The report's section about training: which step became the draft, and the curves."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from artifacts.code_digest import closure
 from artifacts.disk import write_atomically
@@ -13,6 +15,7 @@ from running.snapshot import project_root
 from tasks.formats import CURVES
 
 TRAINING_PLOT = "training.png"
+_LONG_WAIT = 0.03  # of the steps' time: from here on the report says what was waited for
 
 
 def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = None) -> str:
@@ -26,14 +29,23 @@ def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = N
         )
     else:
         sentence += "Nothing was replayed meanwhile; the draft is that of the last step."
-    waited = facts_ref(made.training, "curves").facts.get("loader_share")
-    if waited is not None:
-        sentence += f" It waited for data in {waited:.1%} of the steps' time."
+    sentence += _waiting(facts_ref(made.training, "curves").facts)
     if "continued_at" in facts:
         sentence += f" The first {facts['continued_at']:,} steps were taken over from a checkpoint of another training."
     if metrics and metrics.is_dir():
         sentence += f" Its loggers wrote into `{metrics}`."
     return f"## Training\n\n{sentence}" + (f"\n\n![curves of the training]({plot.name})" if plot else "")
+
+
+def _waiting(facts: Mapping[str, Any]) -> str:
+    """How long the steps waited for packs and, where that is long, what the files gave."""
+    waited, rate = facts.get("loader_share"), facts.get("loader_rate")
+    if waited is None:
+        return ""
+    told = f" It waited for data in {waited:.1%} of the steps' time"
+    if waited < _LONG_WAIT or not rate:
+        return f"{told}."
+    return f"{told}: the states' files gave {rate / 1e9:.2f} GB/s; a faster disk, or memory that holds them, would end that."
 
 
 def draw_curves(store: Store, made: DraftRun, folder: Path, drawn: Path) -> Path | None:

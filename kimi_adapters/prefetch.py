@@ -10,6 +10,7 @@ from typing import Self
 
 import torch
 
+from kimi_adapters.busy import Busy
 from kimi_adapters.packing import Batch, PackedShards, Piece
 
 Wanted = tuple[Sequence[Piece], tuple[int, ...]]  # a pack, and the seed of its noise
@@ -23,13 +24,16 @@ class Prefetch:
     """The batches of `wanted`, one a `take`, float32 on `device`; the same bits as `PackedShards.load` gives on a CPU.
 
     On CUDA states travel as they are stored, from pinned memory on a stream of their own, and noise is drawn there (by the
-    same seeds, other numbers). `waited`: seconds that the takes have waited for a read. UserError, at a take, or on CUDA at
+    same seeds, other numbers). `waited`: seconds that the takes have waited for a read; `reading` counts those in which a
+    thread read from the files, `read_bytes` what of states it read. UserError, at a take, or on CUDA at
     a `check`: a state that is not finite, with its sample.
     """
 
     def __init__(self, data: PackedShards, device: torch.device, wanted: Sequence[Wanted]):
         self.data, self.device = data, device
         self.waited = 0.0
+        self.reading, self.read_bytes = Busy(), 0
+        self._row_bytes = (len(data.layer_ids) + 1) * data.hidden_size * data.stored_dtype.itemsize
         self._wanted = iter(wanted)
         self._on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
@@ -50,6 +54,7 @@ class Prefetch:
         began = time.monotonic()
         batch = coming.result()
         self.waited += time.monotonic() - began
+        self.read_bytes += sum(len(piece) for piece in pack) * self._row_bytes
         self._send_for(1)
         return self._finished_on_gpu(batch, pack, seed) if self._on_gpu else batch
 
@@ -67,9 +72,11 @@ class Prefetch:
     def _read(self, wanted: Wanted) -> Batch:
         """In a thread: on a CPU the whole batch; for CUDA its copy on the way."""
         if self._stream is None:
-            return self.data.load(*wanted)
+            with self.reading:
+                return self.data.load(*wanted)
         with torch.cuda.stream(self._stream):  # and on its device, also for pinned memory: a thread begins on the first GPU
-            host = self.data.read(wanted[0], self.data.stored_dtype, pinned=True)
+            with self.reading:
+                host = self.data.read(wanted[0], self.data.stored_dtype, pinned=True)
             batch = {name: value.to(self.device, non_blocking=True) for name, value in host.items()}
             self._stream.synchronize()  # this thread's wait; the pinned buffers are free again after it
         return batch

@@ -181,7 +181,7 @@ class DraftTrainer(Trainer):
     def _step(self, packs: list[list[Piece]], batches: Prefetch) -> dict[str, float]:
         """One optimizer step over packs: its entry of the curves. UserError: a loss that is not finite."""
         self._optimizers_zero_grad()
-        waited = batches.waited
+        waited, reading, read_bytes = batches.waited, batches.reading.seconds, batches.read_bytes
         with self.pack_loss.one_step():
             sums = self.gradient.of(packs, batches)
         norm = float(whole(torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.recipe.grad_clip)))
@@ -196,7 +196,8 @@ class DraftTrainer(Trainer):
         entry = {"lr": lr, "loss": sums["loss"], "grad_norm": norm, "tokens": sums["full_acc_0_total"]}
         for step in range(self.recipe.ttt_steps):
             entry[f"acc_{step}"] = sums[f"full_acc_{step}_sum"] / max(sums[f"full_acc_{step}_total"], 1.0)
-        return {**entry, "loader_wait": batches.waited - waited}
+        entry |= {"loader_wait": batches.waited - waited, "loader_reading": batches.reading.seconds - reading}
+        return {**entry, "loader_bytes": batches.read_bytes - read_bytes}
 
     def _tensors(self) -> dict[str, Tensor]:
         """The draft's tensors as they are, whole on every rank."""

@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-WHOLE = ("step", "epoch", "tokens")  # int64; all else is float64
+WHOLE = ("step", "epoch", "tokens", "loader_bytes")  # int64; all else is float64
 
 
 def curves_parquet(curves: Sequence[Mapping[str, float]]) -> bytes:
@@ -24,6 +24,12 @@ def loader_share(curves: Sequence[Mapping[str, float]]) -> float:
     """The share of the steps' time in which the first rank waited for packs."""
     timed = [entry for entry in curves if "loader_wait" in entry]
     return sum(entry["loader_wait"] for entry in timed) / max(sum(entry["seconds"] for entry in timed), 1e-9)
+
+
+def loader_rate(curves: Sequence[Mapping[str, float]]) -> float:
+    """Bytes of states a second of those in which the first rank's threads read from the files."""
+    timed = [entry for entry in curves if "loader_reading" in entry]
+    return sum(entry["loader_bytes"] for entry in timed) / max(sum(entry["loader_reading"] for entry in timed), 1e-9)
 
 
 def read_curves(file: Any) -> dict[str, list[float | None]]:

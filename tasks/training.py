@@ -101,7 +101,7 @@ def _train(job: Job, ranks: Any) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
-    from tasks.curves import curves_parquet, loader_share
+    from tasks.curves import curves_parquet, loader_rate, loader_share
     from tasks.shard_files import left_out, shard_files
 
     torch.set_num_threads(job.threads)
@@ -172,7 +172,11 @@ def _train(job: Job, ranks: Any) -> None:
             ),
             "start": start.seal(seed=recipe.seed),
             "curves": curves.seal(
-                steps=len(result.curves), tokens=supervised, loss=loss, loader_share=round(loader_share(result.curves), 4)
+                steps=len(result.curves),
+                tokens=supervised,
+                loss=loss,
+                loader_share=round(loader_share(result.curves), 4),
+                loader_rate=round(loader_rate(result.curves)),
             ),
         },
         tokens=trained,

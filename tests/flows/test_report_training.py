@@ -36,12 +36,13 @@ def curves(replays: dict[int, float]) -> list[dict[str, float]]:
     return one
 
 
-def made(folder: Path, facts: dict[str, Any], replays: dict[int, float]) -> tuple[Store, DraftRun]:
+def made(folder: Path, facts: dict[str, Any], replays: dict[int, float], share: float = 0.0214) -> tuple[Store, DraftRun]:
     store, workspace = Store(folder / "store"), folder / "workspace"
     workspace.mkdir()
     draft, drawn = ArtifactWriter("draft", workspace), ArtifactWriter("curves", workspace)
     drawn.write(CURVES, curves_parquet(curves(replays)))
-    outputs = {"draft": store.commit(draft.seal(**facts)), "curves": store.commit(drawn.seal(steps=60, loader_share=0.0214))}
+    waiting = {"loader_share": share, "loader_rate": 1_234_567_890}
+    outputs = {"draft": store.commit(draft.seal(**facts)), "curves": store.commit(drawn.seal(steps=60, **waiting))}
     return store, cast(DraftRun, Run(Made(Node(Stage("training", "tasks.training", ()), "", {}, {}), outputs)))
 
 
@@ -67,6 +68,16 @@ def test_a_run_without_replays_and_a_continued_one_say_so(tmp_path: Path) -> Non
     store, run = made(tmp_path, {"steps": 60, "loss": 0.15, "best_step": 60, "continued_at": 50}, {})
     text = training_section(run, draw_curves(store, run, tmp_path, tmp_path / "plots"))
     assert "that of the last step" in text and "first 50 steps were taken over" in text
+
+
+def test_a_training_that_waits_says_for_what(tmp_path: Path) -> None:
+    facts = {"steps": 60, "loss": 0.15, "best_step": 60}
+    for share, told in (
+        (0.029, "in 2.9% of the steps' time."),
+        (0.03, "in 3.0% of the steps' time: the states' files gave 1.23 GB/s"),
+    ):
+        (folder := tmp_path / str(share)).mkdir()
+        assert told in training_section(made(folder, facts, {}, share)[1], None)
 
 
 def test_the_same_curves_give_the_same_bytes_and_others_do_not() -> None:

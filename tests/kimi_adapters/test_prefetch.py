@@ -99,3 +99,14 @@ def test_states_travel_as_they_are_stored(tmp_path: Path) -> None:
         raw, loaded = data.read(pack, torch.bfloat16), data.load(pack)
         assert raw["hidden_states"].dtype == raw["verifier_last_hidden_states"].dtype == torch.bfloat16
         assert all(torch.equal(data.finished(raw, ())[name], loaded[name]) for name in loaded)
+
+
+def test_it_counts_what_it_read_and_how_long(tmp_path: Path) -> None:
+    data, wanted = packs(tmp_path)
+    data.seconds = 0.02
+    with Prefetch(data, CPU, wanted) as batches:
+        for _ in wanted:
+            batches.take()
+        tokens = sum(len(piece) for pack, _ in wanted for piece in pack)
+        assert batches.read_bytes == tokens * (len(LAYER_IDS) + 1) * VERIFIER.hidden_size * 4
+        assert batches.reading.seconds >= 0.02 * len(wanted)
