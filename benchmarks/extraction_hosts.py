@@ -1,11 +1,11 @@
-"""Extraction on one and on two GPUs of a host through the flow's own leasing, at Kimi-K2.5's widths, in one run.
+"""Extraction on one and on several GPUs of a host through the flow's own leasing, at Kimi-K2.5's widths, in one run.
 
-    python -m benchmarks.extraction_hosts [--layers 9] [--shards 12] [--folder DIR] [--states /dev/shm]
+    python -m benchmarks.extraction_hosts [--devices 2] [--layers 9] [--shards 12] [--folder DIR] [--states /dev/shm]
 
 Layers of random weights are written to the disk, and token shards into a store. Then the same shards are extracted by one
-device and by two, the weights in the page cache, and by two with the weights on the disk alone; `--leave GB` takes host
-memory away until so much is left, so that they do not fit. Rates are of a device's passes after its first; storage
-bytes are what the kernel counted for the children. `--tiny` runs it all in a minute on two shares of a processor.
+device and by `--devices`, the weights in the page cache, and by those with the weights on the disk alone; `--leave GB` takes
+host memory away until so much is left, so that they do not fit. `--heavier` makes the first shard three times as long. Rates are of a device's passes after its first; storage
+bytes are what the kernel counted for the children. `--tiny` runs it all in a minute on shares of a processor.
 """
 
 import argparse
@@ -36,6 +36,8 @@ from tasks.formats import TOKENS
 from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
 
+ONE, SEVERAL, COLD = "one", "several", "several, from the disk"
+
 
 def forget(folder: Path) -> None:
     """Drops a checkpoint from the page cache."""
@@ -64,16 +66,16 @@ def take_memory(leave: int) -> list[mmap.mmap]:
     return taken
 
 
-def token_shards(store: Store, workspace: Path, count: int, tokens: int, vocabulary: int) -> list[Shard]:
-    """Shards of samples of real lengths in the store."""
+def token_shards(store: Store, workspace: Path, lengths: Sequence[int], vocabulary: int) -> list[Shard]:
+    """Shards of so many tokens each, of samples of real lengths, in the store."""
     made = []
-    for number in range(count):
+    for number, tokens in enumerate(lengths):
         given, writer = shard(sample_lengths(tokens, number), number), ArtifactWriter("token_shard", workspace)
         with writer.open(TOKENS) as file:
             ids = (given.input_ids % vocabulary).int().numpy()
             write_arrays(file, {"input_ids": ids, "offsets": given.offsets.numpy()})
         ids_input = Input.of(store.commit(writer.seal(tokens=tokens, samples=len(given.offsets) - 1)))
-        made.append(Shard(f"{number + 1}/{count}", ids_input, ids_input, tokens))
+        made.append(Shard(f"{number + 1}/{len(lengths)}", ids_input, ids_input, tokens))
     return made
 
 
@@ -90,7 +92,8 @@ def extract(folder: Path, states: Path, settings: Settings, devices: int, given:
         # Shared: this process made the weights on one of them and holds it still.
         pool = DevicePool(Path(temporary) / "state", [] if given.tiny else list(range(devices)), devices, share=True)
         with store.workspace() as workspace:
-            shards = token_shards(store, workspace, given.shards, given.tokens, c.vocab_size)
+            lengths = [given.tokens * (3 if given.heavier and not number else 1) for number in range(given.shards)]
+            shards = token_shards(store, workspace, lengths, c.vocab_size)
             execution = Execution(walk, Path(temporary) / "state", run_folder, pool, workspace)
             decisions = walk.decide(hidden_states.nodes(settings, shards, target))
             execution.expect(decisions)
@@ -142,6 +145,8 @@ def rates(finished: Sequence[tuple[float, Record]]) -> dict[str, Any]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--heavier", action="store_true")
     parser.add_argument("--layers", type=int, default=9)
     parser.add_argument("--shards", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=131072, help="of a shard")
@@ -164,7 +169,7 @@ def main() -> None:
         folder, states = Path(temporary) / "verifier", given.states or Path(temporary)
         size = write_checkpoint(folder, given.layers - 1, given=values(given.layers, 32 if given.tiny else 1))
         print(f"{size / 1e9:.2f} GB of weights in {given.layers} layers", flush=True)
-        for name, devices, cold in (("one", 1, False), ("two", 2, False), ("two, from the disk", 2, True)):
+        for name, devices, cold in ((ONE, 1, False), (SEVERAL, given.devices, False), (COLD, given.devices, True)):
             (forget if cold else warm)(folder)
             taken = take_memory(int(given.leave * 1e9)) if cold and given.leave else []
             found[name] = extract(folder, states, settings, devices, given)
@@ -173,9 +178,9 @@ def main() -> None:
             print(f"{name}: {shown}", flush=True)
             if os.environ.get("OUT"):
                 (Path(os.environ["OUT"]) / "extraction_hosts.json").write_text(json.dumps(found, indent=1))
-    ratio, kept = (found["two"][name] / found["one"][name] for name in ("tokens_a_second", "kept"))
-    same = all(one["states"] == found["one"]["states"] for one in found.values())
-    print(f"two devices give {ratio:.2f} of one (goal 1.95), {kept:.2f} until stored; the same states: {same}")
+    ratio, kept = (found[SEVERAL][name] / found[ONE][name] for name in ("tokens_a_second", "kept"))
+    same = all(one["states"] == found[ONE]["states"] for one in found.values())
+    print(f"{given.devices} devices give {ratio:.2f} of one, {kept:.2f} until stored; the same states: {same}")
 
 
 if __name__ == "__main__":
