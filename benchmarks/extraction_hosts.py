@@ -4,8 +4,9 @@
 
 Layers of random weights are written to the disk, and token shards into a store. Then the same shards are extracted by one
 device and by `--devices`, the weights in the page cache, and by those with the weights on the disk alone; `--leave GB` takes
-host memory away until so much is left, so that they do not fit. `--heavier` makes the first shard three times as long. Rates are of a device's passes after its first; storage
-bytes are what the kernel counted for the children. `--tiny` runs it all in a minute on shares of a processor.
+host memory away until so much is left, so that they do not fit. `--heavier` makes the first shard three times as long. Rates
+are of a device's passes after its first; storage bytes are what the kernel counted for the children. `--tiny` runs it all in
+a minute on shares of a processor.
 """
 
 import argparse
