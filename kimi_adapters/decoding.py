@@ -14,6 +14,7 @@ from kimi_adapters.verifier import Verifier
 
 # Prompts that callers give at once (a step of one prompt reads all weights for k + 1 tokens).
 SIDE_BY_SIDE = 32
+TIE = 1e-5  # of the largest logit: sums of some hundred float32 products, taken in another order, differ by a tenth of it
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,22 @@ def _feed(
     cache.place([active[row].number for row in rows for _ in emitted[row]])
     last = torch.tensor([len(emitted[row]) for row in rows]).cumsum(0) - 1
     return draft.feed(known, [token for row in rows for token in emitted[row]], cache, last)
+
+
+def tied(verifier: Verifier, prompt_ids: Sequence[int], first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether two outputs part where the verifier has their tokens equally likely, as far as float32 tells.
+
+    Logits of one token in company of others are products of other shapes, and differ in their last bits.
+    """
+    pairs = list(zip(first, second, strict=False))
+    place = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+    if place is None:
+        return False
+    known = [*prompt_ids, *first[:place]]
+    step = verifier.forward(torch.tensor([known]), verifier.new_cache(1, len(known)))
+    logits = verifier.logits(step.last[0, -1])
+    gap = (logits[first[place]] - logits[second[place]]).abs()
+    return bool(gap <= TIE * logits.abs().max())
 
 
 def until_stop(tokens: Sequence[int], stop_ids: Collection[int]) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kimi_adapters import llama, yarn
+from kimi_adapters import llama_rope, yarn
 from kimi_adapters.rope_parameters import SCALINGS, rope_fields
 
 
@@ -22,4 +22,4 @@ def inverse_frequencies(rope: Mapping[str, Any], head_dim: int) -> tuple[Tensor,
         values = {name: value for name, value in rope_fields(rope).items() if not name.startswith("rope_")}
         asked.rope_scaling = SCALINGS[kind](**values, **({"softmax_factor": 1.0} if kind == "yarn" else {}))
         stretch = getattr(asked.rope_scaling, "attention_factor", 1.0)
-    return (yarn.inverse_frequencies(asked) if kind == "yarn" else llama.inverse_frequencies(asked, "cpu")), stretch
+    return (yarn.inverse_frequencies(asked) if kind == "yarn" else llama_rope.inverse_frequencies(asked, "cpu")), stretch

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kimi_adapters.lanes import Lane
-from kimi_adapters.llama import LayerWeights, finish_layer, inverse_frequencies, pack_layer, project_qkv, rope_tables
+from kimi_adapters.llama import LayerWeights, finish_layer, pack_layer, project_qkv
 from kimi_adapters.llama_config import LlamaConfig
+from kimi_adapters.llama_rope import inverse_frequencies, rope_tables
 from kimi_adapters.weights import Checkpoint
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from errors import UserError
 from kimi_adapters.layers import linear, rms_norm
-from kimi_adapters.llama import finish_layer, inverse_frequencies, pack_layer, project_qkv, rope_tables
+from kimi_adapters.llama import finish_layer, pack_layer, project_qkv
 from kimi_adapters.llama_config import LlamaConfig
+from kimi_adapters.llama_rope import inverse_frequencies, rope_tables
 from kimi_adapters.weights import Checkpoint
 
 

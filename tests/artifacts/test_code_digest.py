@@ -167,6 +167,10 @@ def test_stages_do_not_reach_into_one_another(stage: str) -> None:
             "kimi_adapters.replay",
             "kimi_adapters.acceptance_interval",
             "kimi_adapters.decoding",
+            "kimi_adapters.draft_sequences",
+            "kimi_adapters.token_choice",
+            "kimi_adapters.verifier",
+            "kimi_adapters.llama",
             "kimi_adapters.layer_stream",
             "tasks.curve_plots",
             "tasks.figures",
@@ -174,7 +178,7 @@ def test_stages_do_not_reach_into_one_another(stage: str) -> None:
     }
     assert not modules & foreign.get(stage, set())
     # An edit of replay or decoding judges again and trains nothing; how curves are drawn is in no key.
-    judging = {"kimi_adapters.replay", "kimi_adapters.decoding", "kimi_adapters.acceptance_interval"}
+    judging = {f"kimi_adapters.{name}" for name in ("replay", "decoding", "draft_sequences", "acceptance_interval")}
     assert judging & modules == (judging if stage in ("acceptance", "comparison") else set())
     assert "tasks.curve_plots" not in modules
     if stage == "training":

@@ -30,7 +30,11 @@ def test_the_flow_judges_its_draft_in_the_engine(whole_verifier: Path, tmp_path:
         "store": {"path": str(tmp_path / "store"), "state": str(tmp_path / "state")},
     }
     settings["synthesis"] |= {"max_new_tokens": 48}
-    settings["acceptance"] |= {"engine": "start", "max_prompts": 10, "prompts": str(ROOT / "deployments/prompts/held_out.jsonl")}
+    settings["acceptance"] |= {
+        "engine": "start",
+        "max_prompts": 10,
+        "prompts": str(ROOT / "deployments/prompts/held_out.jsonl"),
+    }
     settings["acceptance"] |= {"max_new_tokens": 32, "temperatures": [0.7]}
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
     assert main(["run", str(tmp_path / "settings.yaml"), "--json"]) == 0

@@ -8,7 +8,7 @@ import torch
 
 from errors import UserError
 from kimi_adapters.acceptance_length import Acceptance, total
-from kimi_adapters.decoding import DecodeResult, decode, decode_all, greedy, until_stop
+from kimi_adapters.decoding import DecodeResult, decode, decode_all, greedy, tied, until_stop
 from kimi_adapters.draft import draft_config_values, verifier_rows
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -151,6 +151,20 @@ def test_answers_may_end_where_the_context_does(setting: Setting, monkeypatch: p
     assert [result.output for result in results] == setting.plain
     with pytest.raises(UserError, match="do not fit the verifier's context"):
         decode_all(setting.verifier, setting.trained, setting.prompts, K, NEW_TOKENS + 1, NO_STOP)
+
+
+def test_outputs_may_part_where_two_tokens_are_equally_likely(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, plain = setting.prompts[0], setting.plain[0]
+    twin = next(token for token in range(VOCABULARY_SIZE) if token not in plain)
+    head = setting.verifier.lm_head.clone()
+    head[twin] = head[plain[7]] * (1 + 1e-6)
+    monkeypatch.setattr(setting.verifier, "lm_head", head)
+    assert tied(setting.verifier, prompt, plain, [*plain[:7], twin, *plain[:9]])
+    assert not tied(setting.verifier, prompt, plain, [*plain[:6], twin, *plain[7:]]) and not tied(
+        setting.verifier, prompt, plain, plain
+    )
+    head[twin] = head[plain[7]] * (1 - 1e-3)
+    assert not tied(setting.verifier, prompt, plain, [*plain[:7], twin, *plain[:9]])
 
 
 def test_until_stop() -> None:
