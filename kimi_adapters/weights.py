@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from errors import UserError
 from kimi_adapters.config import TextConfig, read_config
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.deepseek_layout import layer_tensors
+from kimi_adapters.deepseek_layout import WHOLE, layer_tensors
 from kimi_adapters.tensor_file import TensorFile
 from kimi_adapters.tensor_names import ROLES, canonical_name, layer_of, role_of
 
@@ -120,6 +120,11 @@ class Checkpoint:
                 raise UserError(f"{self.directory} has no tensor {name!r}{beside}; complete the checkpoint.")
             file, tensor_name = self._location[name]
             entry = file.entry(tensor_name)
+            if expected.dtypes == WHOLE and entry.dtype in ("BF16", "F16"):
+                raise UserError(
+                    f"{file.path} has {name!r} as {entry.dtype}, rounded by a cast of all weights, and would choose other "
+                    "experts; take the checkpoint as published, where it is F32."
+                )
             if entry.shape != expected.shape or entry.dtype not in expected.dtypes:
                 raise UserError(
                     f"{file.path} has {name!r} as {entry.dtype} {list(entry.shape)} where its config.json makes it "

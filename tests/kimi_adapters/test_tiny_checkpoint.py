@@ -137,6 +137,7 @@ def added(name: str, beside: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+CORRECTION = "language_model.model.layers.4.mlp.gate.e_score_correction_bias"
 PACKED = EXPERT.format(6, 15, "down") + ".weight_packed"
 SCALE = EXPERT.format(2, 0, "up") + ".weight_scale"
 ZERO_POINT = EXPERT.format(2, 0, "up") + ".weight_zero_point"
@@ -148,6 +149,11 @@ BROKEN = {
         replaced(SCALE, lambda t: t[:, :2]),
         r"BF16 \[64, 2\] where its config.json makes it .* \[64, 4\]",
     ),
+    "a cast of all weights to bfloat16": (
+        replaced(CORRECTION, lambda t: t.bfloat16()),
+        "correction_bias' as BF16, rounded by a cast of all weights, .*; take the checkpoint as published, where it is F32",
+    ),
+    "a correction of other experts": (replaced(CORRECTION, lambda t: t[:8]), r"F32 \[8\] where .* F32 \[16\]"),
     "packed as bytes": (replaced(PACKED, lambda t: t.view(torch.uint8)), r"as U8 \[128, 32\] where .* I32 \[128, 8\]"),
     "zero points": (added(ZERO_POINT, SCALE), "up_proj.weight_zero_point', which its config.json does not account for"),
 }
