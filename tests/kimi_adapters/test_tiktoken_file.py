@@ -185,21 +185,6 @@ def test_the_fast_forms_special_tokens_are_the_same(tmp_path: Path, folder: Path
         assert all(fast.encode(text) == published.encode(text) for text in TEXTS)
 
 
-def test_the_chat_template_writes_the_published_turns(tmp_path: Path) -> None:
-    make(tmp_path, Options(fast_tokenizer=True))
-    for name in ("config.json", "tokenizer_config.json"):  # remote code that is not there, and not asked for
-        (tmp_path / name).unlink()
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    theirs.chat_template = (tmp_path / "chat_template.jinja").read_text()
-    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello.", "reasoning_content": "Greet."}]
-    written = theirs.apply_chat_template(talk, tokenize=False)
-    assert written == (
-        "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|><think>Greet.</think>Hello.<|im_end|>"
-    )
-    asked = theirs.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
-    assert asked.endswith("<|im_end|><|im_assistant|>assistant<|im_middle|><think>")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
