@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.planning import open_host
+from flows.planning import open_host, say_what_is_left_out
 from flows.windowed import Opened
 from running.devices import DevicePool
 from running.execution import Execution
@@ -63,4 +63,5 @@ def begin(settings: Settings) -> Begun:
     training.check(settings, on_gpu=bool(pool.gpus))
     pool.check_count("running.training_devices", settings.running.training_devices)
     check_loggers([*settings.running.loggers])
+    say_what_is_left_out(settings, host)
     return Begun(settings, host, pool, folder, snapshot)

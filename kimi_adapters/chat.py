@@ -85,8 +85,7 @@ def prompt_ids(
     messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, form: ChatFormat, thinking: bool = True
 ) -> list[int]:
     """Token ids of the turns so far and the header of the assistant's next: what generation starts from."""
-    written = form.turns(conversation_of_turns(messages, form))
-    (encoded,) = encode_turns([[*written, form.opening(thinking)]], tokenizer)
+    (encoded,) = encode_turns([form.prompt(conversation_of_turns(messages, form), thinking)], tokenizer)
     return encoded.ids
 
 

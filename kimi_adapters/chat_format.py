@@ -35,6 +35,10 @@ class ChatFormat(ABC):
     def opening(self, thinking: bool) -> Turn:
         """What stands before the assistant's next answer: the end of a generation prompt."""
 
+    def prompt(self, conversation: Conversation, thinking: bool) -> list[Turn]:
+        """The turns so far, and what stands before the assistant's next answer."""
+        return [*self.turns(conversation), self.opening(thinking)]
+
     def check(self, conversation: Conversation) -> None:
         """Raise ``Rejected`` where the conversation holds what this format does not write."""
         if conversation.tools and not self.writes.tools:

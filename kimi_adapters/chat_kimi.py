@@ -1,7 +1,8 @@
 """Kimi-K2.5's format, as its published template writes it: role marks, a tools declaration, a section of tool calls, thinking.
 
-The template keeps reasoning after the last answer that called no tool and empties it before. Here that is the state in which
-the conversation's last answer was given: its own reasoning stays, as the model wrote it.
+The template keeps reasoning after the last answer that called no tool and empties it before; with thinking off it empties all.
+A whole conversation is written as it stood when its last answer was given: that one's own reasoning stays, as the model wrote
+it.
 """
 
 from collections.abc import Iterator
@@ -22,26 +23,34 @@ class KimiFormat(ChatFormat):
     """See the module."""
 
     def turns(self, conversation: Conversation) -> list[Turn]:
+        return _written(conversation, _last_plain_answer(conversation.messages[:-1]))
+
+    def prompt(self, conversation: Conversation, thinking: bool) -> list[Turn]:
         messages = conversation.messages
-        written = []
-        if conversation.tools:
-            written.append(Turn("system", [*_header("system", "tool_declare"), Piece(declare(conversation.tools)), mark(_END)]))
-        emptied = _last_plain_answer(messages[:-1])
-        calls = _Calls()
-        for number, message in enumerate(messages):
-            header = _header(message.role, message.name or message.role)
-            if message.role == "assistant":
-                body = [*_answer(message, number > emptied), *_section(message, calls)]
-            elif message.role == "tool":
-                body = [Piece(f"## Return of {calls.answered(message)}\n{message.content}")]
-            else:
-                body = [Piece(message.content)]
-            written.append(Turn(message.role, [*header, *body, mark(_END, message.role == "assistant")]))
-        return written
+        emptied = _last_plain_answer(messages) if thinking else len(messages)
+        return [*_written(conversation, emptied), self.opening(thinking)]
 
     def opening(self, thinking: bool) -> Turn:
         block = [mark(THINK)] if thinking else [mark(THINK), mark(THINK_END)]
         return Turn("assistant", [*_header("assistant", "assistant"), *block])
+
+
+def _written(conversation: Conversation, emptied: int) -> list[Turn]:
+    """The turns, without the reasoning of those up to number ``emptied``."""
+    written = []
+    if conversation.tools:
+        written.append(Turn("system", [*_header("system", "tool_declare"), Piece(declare(conversation.tools)), mark(_END)]))
+    calls = _Calls()
+    for number, message in enumerate(conversation.messages):
+        header = _header(message.role, message.name or message.role)
+        if message.role == "assistant":
+            body = [*_answer(message, number > emptied), *_section(message, calls)]
+        elif message.role == "tool":
+            body = [Piece(f"## Return of {calls.answered(message)}\n{message.content}")]
+        else:
+            body = [Piece(message.content)]
+        written.append(Turn(message.role, [*header, *body, mark(_END, message.role == "assistant")]))
+    return written
 
 
 class _Calls:

@@ -8,6 +8,7 @@ from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.quantization import PER_WORD
 
 _FLOATS = ("BF16", "F16", "F32")
+WHOLE = ("F32",)  # what a cast to half its width would make useless
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def layer_tensors(config: DeepseekConfig, index: int) -> dict[str, Expected]:
         linears = _block("mlp", config.hidden_size, config.intermediate_size)
     else:
         tensors["mlp.gate.weight"] = Expected((config.num_experts, config.hidden_size))
-        tensors["mlp.gate.e_score_correction_bias"] = Expected((config.num_experts,))
+        tensors["mlp.gate.e_score_correction_bias"] = Expected((config.num_experts,), WHOLE)
         width = config.num_shared_experts * config.expert_size
         linears = _block("mlp.shared_experts", config.hidden_size, width)
         tensors |= _experts(config, index)

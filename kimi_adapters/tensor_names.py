@@ -36,6 +36,12 @@ def layer_of(name: str) -> int | None:
     return int(name.split(".", 2)[1]) if name.startswith("layers.") else None
 
 
+def part_of(tensor_name: str) -> str:
+    """What a tensor that is not the text model's belongs to: a tower, or a layer past the last."""
+    name = canonical_name(tensor_name)
+    return tensor_name.split(".", 1)[0] if name is None else ".".join(name.split(".", 2)[:2])
+
+
 def parameter_count(name: str, shape: Sequence[int]) -> int:
     """How many parameters a stored tensor stands for: a packed one for eight a word, its scales and shape for none."""
     part = name.rpartition(".")[2]

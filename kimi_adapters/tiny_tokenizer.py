@@ -47,17 +47,21 @@ Le fleuve était gelé ; les élèves l'ont traversé à pied. Où êtes-vous n�
 今日はとても寒いですね。学校まで歩いて行きましょう。ありがとうございます。 오늘 날씨가 좋네요. 감사합니다.
 """
 
-# Turns as Kimi-K2.5 takes them; written for this project after the tokens' published description.
+# Turns as Kimi-K2.5 takes them; written for this project after the published description: no reasoning up to the last answer
+# that called no tool, and none at all with thinking off.
 TEMPLATE = """\
 {%- if tools %}<|im_system|>tool_declare<|im_middle|>{{- tools_ts_str or tools | tojson(separators=(',', ':')) -}}
 <|im_end|>{% endif -%}
-{%- set last = namespace(user=-1) -%}
-{%- for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor -%}
+{%- set last = namespace(plain=-1) -%}
+{%- for m in messages -%}
+{%- if m.role == 'assistant' and not m.tool_calls %}{% set last.plain = loop.index0 %}{% endif -%}
+{%- endfor -%}
+{%- set shown = thinking is not defined or thinking -%}
 {%- for m in messages -%}
 {%- if m.role == 'user' %}<|im_user|>{% elif m.role == 'assistant' %}<|im_assistant|>{% else %}<|im_system|>{% endif -%}
 {{ m.name or m.role }}<|im_middle|>
 {%- if m.role == 'assistant' -%}
-<think>{% if loop.index0 > last.user %}{{ m.reasoning_content or '' }}{% endif %}</think>
+<think>{% if shown and loop.index0 > last.plain %}{{ m.reasoning_content or '' }}{% endif %}</think>
 {%- elif m.role == 'tool' %}## Return of {{ m.tool_call_id }}{{ '\\n' }}{% endif -%}
 {%- if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif -%}
 {%- if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls -%}
@@ -67,7 +71,7 @@ TEMPLATE = """\
 <|im_end|>
 {%- endfor -%}
 {%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|><think>
-{%- if thinking is defined and not thinking %}</think>{% endif %}{% endif -%}
+{%- if not shown %}</think>{% endif %}{% endif -%}
 """
 
 

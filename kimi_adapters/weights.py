@@ -1,8 +1,8 @@
 """A checkpoint's text tensors by role. Importing this module loads no torch; reading a tensor does."""
 
 import json
-import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from errors import UserError
 from kimi_adapters.config import TextConfig, read_config
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.deepseek_layout import layer_tensors
+from kimi_adapters.deepseek_layout import WHOLE, layer_tensors
 from kimi_adapters.tensor_file import TensorFile
-from kimi_adapters.tensor_names import ROLES, canonical_name, layer_of, role_of
+from kimi_adapters.tensor_names import ROLES, canonical_name, layer_of, part_of, role_of
 
 if TYPE_CHECKING:
     import torch
 
 INDEX = "model.safetensors.index.json"
-_log = logging.getLogger(__name__)
 
 
 def text_entries(directory: str | os.PathLike[str]) -> list[tuple[str, str, TensorFile, str]]:
@@ -58,7 +57,8 @@ def _weight_map(root: Path) -> dict[str, str]:
 
 
 class Checkpoint:
-    """A verifier's directory: `config`, `files` (paths) and `names` (canonical names of the text tensors).
+    """A verifier's directory: `config`, `files` (paths), `names` (canonical names of the text tensors), and how many
+    tensors were `left_out`, by part.
 
     All that can be known from the files' headers is checked at opening. UserError when files are missing or broken,
     or when layers or their tensors are not what the configuration says: an engine that silently drops a layer gives
@@ -73,9 +73,8 @@ class Checkpoint:
         self._layer_names: dict[int, list[str]] = {}
         files = {path.name: TensorFile(path) for path in self.files}
         self._check_index(files)
-        others = sum(not self._place(file, name) for file in files.values() for name in file.entries)
-        if others:
-            _log.info("%s: %d tensors are not the text model's and are left out", self.directory, others)
+        others = (name for file in files.values() for name in file.entries if not self._place(file, name))
+        self.left_out = Counter(part_of(name) for name in others)
         self.names = list(self._location)
         for name in ("embed_tokens.weight", "norm.weight", self.lm_head_name):
             self.location(name)
@@ -120,6 +119,11 @@ class Checkpoint:
                 raise UserError(f"{self.directory} has no tensor {name!r}{beside}; complete the checkpoint.")
             file, tensor_name = self._location[name]
             entry = file.entry(tensor_name)
+            if expected.dtypes == WHOLE and entry.dtype in ("BF16", "F16"):
+                raise UserError(
+                    f"{file.path} has {name!r} as {entry.dtype}, rounded by a cast of all weights, and would choose other "
+                    "experts; take the checkpoint as published, where it is F32."
+                )
             if entry.shape != expected.shape or entry.dtype not in expected.dtypes:
                 raise UserError(
                     f"{file.path} has {name!r} as {entry.dtype} {list(entry.shape)} where its config.json makes it "

@@ -19,10 +19,12 @@ from running.window import CLOSED, WindowClosed, require_open
 def plan(settings: Any, parsed: Namespace) -> int:
     """Print what would run."""
     from flows.budget import require_budget
-    from flows.planning import open_host
+    from flows.planning import open_host, say_what_is_left_out
     from flows.planning import plan as walk_plan
 
-    walk = walk_plan(settings, open_host(settings))
+    host = open_host(settings)
+    walk = walk_plan(settings, host)
+    say_what_is_left_out(settings, host)
     print(json.dumps([asdict(step) for step in walk.steps], indent=1) if parsed.json else node_table(walk.steps))
     require_budget(settings, walk)
     return 0

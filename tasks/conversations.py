@@ -14,6 +14,7 @@ from kimi_adapters.chat_format import ChatFormat
 from kimi_adapters.chat_masks import loss_mask
 from kimi_adapters.chat_messages import Conversation
 from kimi_adapters.chat_reasons import Reason, Rejected
+from kimi_adapters.media_tokens import placeholder_ids
 from kimi_adapters.tokenizer import Tokenizer
 from tasks import served_ids
 from tasks.json_rows import loads
@@ -25,6 +26,7 @@ from tasks.windows import cut, length_bucket
 
 COLUMNS = (*chat_rows.KEYS, *served_ids.KEYS, "greedy")
 _BATCH_ROWS, _BATCH_CHARACTERS = 512, 1 << 20
+_SEEN_OR_HEARD = (Reason.IMAGE, Reason.AUDIO)  # served ids do not hold it
 _ROUND_TRIPS = 16  # one conversation in so many is decoded and encoded again
 
 
@@ -110,6 +112,7 @@ class Reader:
         self._tokenizer, self._form, self._choices = tokenizer, form, choices
         self._reject = reject or (lambda number, reason: None)
         self._vocabulary = max(tokenizer.vocab_size, *(token + 1 for token in tokenizer.special_ids() or [0]))
+        self._placeholders = placeholder_ids(tokenizer)
         self._seen = Seen()
         self.counts = Counts()
 
@@ -150,6 +153,8 @@ class Reader:
 
     def _ready(self, number: int, row: dict[str, Any]) -> _Ready:
         served = served_ids.served_ids(row, self._vocabulary)
+        if served is not None and not self._placeholders.isdisjoint(served.ids):
+            raise Rejected(Reason.IMAGE)
         conversation = self._conversation(row, served)
         turns: list[Turn] = []
         text = ("", "")
@@ -168,13 +173,13 @@ class Reader:
         return _Ready(number, known, turns, served)
 
     def _conversation(self, row: dict[str, Any], served: Served | None) -> Conversation | None:
-        """The text of a row; where ids were served it may be missing, or be none that we know."""
+        """The text of a row; where ids were served it may be missing, or be none that we know. An image is a reject always."""
         try:
             conversation = chat_rows.conversation_of(row, loads)
             _require_text(text for message in conversation.messages for text in message.texts())
             return conversation
-        except Rejected:
-            if served is None:
+        except Rejected as rejected:
+            if served is None or rejected.reason in _SEEN_OR_HEARD:
                 raise
             return None
 

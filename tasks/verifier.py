@@ -14,7 +14,7 @@ from errors import UserError
 from kimi_adapters.chat import detect_format
 from kimi_adapters.config import numeric_identity, read_config
 from kimi_adapters.tensor_names import parameter_count
-from kimi_adapters.weights import INDEX, text_entries, weight_files
+from kimi_adapters.weights import INDEX, Checkpoint, text_entries, weight_files
 from running.job import Job
 from tasks.handles import Verifier
 from tasks.settings import Settings, VerifierSettings
@@ -64,13 +64,26 @@ def from_directory(settings: VerifierSettings, memo: Any) -> Verifier:
     """
     assert settings.directory is not None
     directory = Path(settings.directory).absolute()
+    facts = memo.recall("verifier facts 1", _files(directory), lambda told: describe(directory, told))
+    chat_format = settings.chat_format or detect_format(directory)
+    return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
+
+
+def left_out(settings: VerifierSettings, memo: Any) -> dict[str, int]:
+    """How many tensors of a directory of the user's no stage reads, by the part that they belong to."""
+    if settings.directory is None:
+        return {}
+    directory = Path(settings.directory).absolute()
+    found: dict[str, int] = memo.recall("left out 1", _files(directory), lambda told: Checkpoint(directory).left_out)
+    return found
+
+
+def _files(directory: Path) -> list[Path]:
+    """All that a verifier is known by. ``UserError`` where it is none."""
     read_config(directory)
     tokenizer = [directory / name for name in _TOKENIZER_FILES if (directory / name).exists()]
     index = [directory / INDEX] if (directory / INDEX).exists() else []
-    identity = [directory / "config.json", *tokenizer, *index, *weight_files(directory)]
-    facts = memo.recall("verifier facts 1", identity, lambda told: describe(directory, told))
-    chat_format = settings.chat_format or detect_format(directory)
-    return Verifier(settings.name or directory.name, facts, "", Input("", path=str(directory)), chat_format)
+    return [directory / "config.json", *tokenizer, *index, *weight_files(directory)]
 
 
 def decodes(verifier: Verifier) -> bool:

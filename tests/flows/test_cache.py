@@ -31,7 +31,7 @@ def newest_run(api: str) -> str:
 def own_log_lines(api: str) -> list[str]:
     """Our own lines in the newest flow run's log, as the UI shows them."""
     lines = ask(api, "logs/filter", {"logs": {"flow_run_id": {"any_": [newest_run(api)]}}, "limit": 200})
-    return [line["message"] for line in lines if line["name"] == "eyas"]
+    return [line["message"] for line in lines if line["name"].split(".")[0] == "eyas"]
 
 
 def task_states(api: str) -> dict[str, list[str]]:

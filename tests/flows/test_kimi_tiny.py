@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from kimi_adapters.tiny_checkpoint import Options, make
-from tests.projects import ROOT, Project
+from tests.flows.test_cache import own_log_lines
+from tests.projects import ROOT, Project, wait_for
+
+LEFT_OUT = "6 tensors are not the text model's and are left out: mm_projector (2), vision_tower (4)"
 
 
 @pytest.fixture
@@ -19,12 +22,15 @@ def kimi(fresh: Project) -> Project:
     return fresh
 
 
-def test_the_whole_flow(kimi: Project) -> None:
-    nodes = kimi.nodes("run")
+def test_the_whole_flow(kimi: Project, prefect_api: str) -> None:
+    done = kimi.eyas("run", str(kimi.settings), "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    nodes = json.loads(done.stdout)
     assert {node["status"] for node in nodes} == {"run"}
     stages = "corpus hidden_states validation vocabulary training acceptance export"
     assert {node["stage"] for node in nodes} == set(stages.split())
     assert [node["node"] for node in nodes if node["stage"] == "acceptance"] == ["replay"], "it does not decode here"
+    assert done.stderr.count(LEFT_OUT) == 1 and wait_for(lambda: any(LEFT_OUT in line for line in own_log_lines(prefect_api)))
     assert {node["status"] for node in kimi.nodes("plan")} == {"hit"}
     _nothing_is_rejected(kimi)
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from errors import UserError
 from kimi_adapters import tiktoken_file
@@ -32,20 +35,44 @@ TEXTS = [
 LETTERS = "aAbB'sSſtTéß中文漢々〇ー,.;: \n\r\t\u3000\xa01２³٣🙂\u0301ʰǅ한กا"
 
 
+NAMES = frozenset(SPECIALS.values())
+opened = cache(Tokenizer)
+
+
+@cache
+def fast_form(folder: Path) -> PreTrainedTokenizerFast:
+    """A tokenizer.json as transformers reads it."""
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("kimi"))
 
 
-def reference(ranks: dict[bytes, int], special: dict[str, int] | None = None) -> tiktoken.Encoding:
-    """tiktoken with Kimi's published pattern, spelled out here apart from the code under test."""
+def pattern() -> str:
+    """Kimi's published pattern, spelled out here apart from the code under test."""
     word = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
     small, tail = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    pattern = (
+    return (
         rf"[\p{{Han}}]+|{word}*{small}+{tail}|{word}+{small}*{tail}|\p{{N}}{{1,3}}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    return tiktoken.Encoding("test", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special or {})
+
+
+def reference(ranks: dict[bytes, int]) -> tiktoken.Encoding:
+    """tiktoken itself."""
+    return tiktoken.Encoding("test", pat_str=pattern(), mergeable_ranks=ranks, special_tokens={})
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
+    """A directory with the tokenizer.json that transformers' own converter makes of the published kind's file."""
+    place = tmp_path_factory.mktemp("converted")
+    names = [SPECIALS.get(offset, f"<|reserved_token_{RANKS + offset}|>") for offset in range(256)]
+    converter = TikTokenConverter(str(folder / "tiktoken.model"), pattern(), extra_special_tokens=names)
+    converter.converted().save(str(place / "tokenizer.json"))
+    return place
 
 
 def test_text_equals_tiktoken(folder: Path) -> None:
@@ -123,29 +150,39 @@ def test_starts_are_characters(folder: Path) -> None:
     assert ours.decode(ids[first:]) == text[starts[first] :]
 
 
-def test_the_fast_form_gives_the_same_tokens(tmp_path: Path, folder: Path) -> None:
-    make(tmp_path, Options(fast_tokenizer=True))
-    fast, published = Tokenizer(tmp_path), Tokenizer(folder)
-    assert fast.path.name == "tokenizer.json" and published.path.name == "tiktoken.model"
-    loaded = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    for text in TEXTS[:-2]:
-        assert fast.encode(text) == published.encode(text) == loaded.encode(text, add_special_tokens=False)
-    assert fast.special_ids() == published.special_ids() and fast.vocab_size == published.vocab_size
+WORDS = (
+    st.text()
+    | st.text(LETTERS)
+    | st.text("0123456789٣Ⅷ, .")
+    | st.text(st.characters(min_codepoint=0x2E80, max_codepoint=0x9FFF))
+)
 
 
-def test_the_chat_template_writes_the_published_turns(tmp_path: Path) -> None:
+@settings(max_examples=400, deadline=None)
+@given(texts=st.lists(WORDS | st.sampled_from([*SPECIALS.values()]), max_size=6))
+def test_the_fast_form_gives_the_same_tokens(folder: Path, converted: Path, texts: list[str]) -> None:
+    """Special tokens are text to us, whichever file is there, and tokens where transformers reads them."""
+    published, fast, theirs = opened(folder), opened(converted), fast_form(converted)
+    ids = published.encode("".join(texts))
+    assert ids == fast.encode("".join(texts)) and published.decode(ids) == fast.decode(ids) == "".join(texts)
+    whole = theirs.encode("".join(texts), add_special_tokens=False)
+    assert whole == [token for run in runs(texts) for token in ([special_id(run)] if run in NAMES else published.encode(run))]
+    assert published.decode(whole, keep_special=True) == fast.decode(whole, keep_special=True) == "".join(texts)
+
+
+def runs(texts: list[str]) -> list[str]:
+    """Special tokens by themselves, and what stands between them joined."""
+    return [run for special, group in groupby(texts, NAMES.__contains__) for run in (group if special else ["".join(group)])]
+
+
+def test_the_fast_forms_special_tokens_are_the_same(tmp_path: Path, folder: Path, converted: Path) -> None:
     make(tmp_path, Options(fast_tokenizer=True))
-    for name in ("config.json", "tokenizer_config.json"):  # remote code that is not there, and not asked for
-        (tmp_path / name).unlink()
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    theirs.chat_template = (tmp_path / "chat_template.jinja").read_text()
-    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello.", "reasoning_content": "Greet."}]
-    written = theirs.apply_chat_template(talk, tokenize=False)
-    assert written == (
-        "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|><think>Greet.</think>Hello.<|im_end|>"
-    )
-    asked = theirs.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
-    assert asked.endswith("<|im_end|><|im_assistant|>assistant<|im_middle|><think>")
+    published = Tokenizer(folder)
+    assert published.path.name == "tiktoken.model"
+    for fast in (Tokenizer(converted), Tokenizer(tmp_path)):
+        assert fast.path.name == "tokenizer.json"
+        assert fast.special_ids() == published.special_ids() and fast.vocab_size == published.vocab_size
+        assert all(fast.encode(text) == published.encode(text) for text in TEXTS)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The published layout as the maker writes it and as we read it, and how a broken checkpoint is told."""
 
 import json
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,12 +92,9 @@ def test_unpacking_is_bit_exact(tmp_path: Path, dtype: torch.dtype) -> None:
         assert torch.equal(unpack(words, scale)[1], unpacked_by_compressed_tensors(stored, "x"))
 
 
-def test_text_tensors_have_a_role_and_others_are_left_out(made: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="kimi_adapters.weights"):
-        entries = text_entries(made)
-    assert [record.message.split(": ")[1] for record in caplog.records] == [
-        "6 tensors are not the text model's and are left out"
-    ]
+def test_text_tensors_have_a_role_and_others_are_left_out(made: Path) -> None:
+    entries = text_entries(made)
+    assert Checkpoint(made).left_out == {"vision_tower": 4, "mm_projector": 2}
     names = {name for _, name, _, _ in entries}
     assert len(names) == len(stored_tensors(made)) - 6 and not any("vision" in name or "mm_" in name for name in names)
     assert {f"layers.6.mlp.experts.15.down_proj.weight_{part}" for part in ("packed", "scale", "shape")} <= names
@@ -109,7 +105,8 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     make(tmp_path, Options(layout="deepseek_v3"))
     checkpoint = Checkpoint(tmp_path)
     assert not any(name.startswith("layers.7.") for name in checkpoint.names)
-    assert sum(name.startswith("model.layers.7.") for name in stored_tensors(tmp_path)) > 50
+    further = sum(name.startswith("model.layers.7.") for name in stored_tensors(tmp_path))
+    assert further > 50 and checkpoint.left_out == {"layers.7": further}
 
 
 def test_kimi_does_not_decode_here(made: Path) -> None:
@@ -137,6 +134,7 @@ def added(name: str, beside: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+CORRECTION = "language_model.model.layers.4.mlp.gate.e_score_correction_bias"
 PACKED = EXPERT.format(6, 15, "down") + ".weight_packed"
 SCALE = EXPERT.format(2, 0, "up") + ".weight_scale"
 ZERO_POINT = EXPERT.format(2, 0, "up") + ".weight_zero_point"
@@ -148,6 +146,11 @@ BROKEN = {
         replaced(SCALE, lambda t: t[:, :2]),
         r"BF16 \[64, 2\] where its config.json makes it .* \[64, 4\]",
     ),
+    "a cast of all weights to bfloat16": (
+        replaced(CORRECTION, lambda t: t.bfloat16()),
+        "correction_bias' as BF16, rounded by a cast of all weights, .*; take the checkpoint as published, where it is F32",
+    ),
+    "a correction of other experts": (replaced(CORRECTION, lambda t: t[:8]), r"F32 \[8\] where .* F32 \[16\]"),
     "packed as bytes": (replaced(PACKED, lambda t: t.view(torch.uint8)), r"as U8 \[128, 32\] where .* I32 \[128, 8\]"),
     "zero points": (added(ZERO_POINT, SCALE), "up_proj.weight_zero_point', which its config.json does not account for"),
 }

@@ -66,6 +66,9 @@ class Words:
     def special_ids(self) -> list[int]:
         return []
 
+    def has_token(self, token: str) -> bool:
+        return False
+
     def decode(self, ids: list[int], keep_special: bool = False) -> str:
         return "text"
 

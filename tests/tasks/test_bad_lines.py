@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from kimi_adapters.chat_reasons import Reason
+from kimi_adapters.tiny_checkpoint import make
+from kimi_adapters.tiny_tokenizer import special_id
 from tests.tasks.corpus_reading import TALK, read_file, write_rows
 
 USER, ANSWER = {"role": "user", "content": "CANARY"}, {"role": "assistant", "content": "CANARY"}
+IDS = {"prompt_token_ids": [1, 2], "token_ids": [3]}
 CALL = {"function": {"name": "f", "arguments": "{}"}}
 
 
@@ -68,7 +71,10 @@ LINES: list[tuple[Any, Reason]] = [
     ({"prompt": {"CANARY": 1}, "response": "CANARY"}, Reason.NOT_TEXT),
     (says([{"type": "text", "text": "CANARY"}, {"type": "image_url", "image_url": {"url": "CANARY"}}]), Reason.IMAGE),
     (talk(USER, ANSWER, images=["CANARY.png"]), Reason.IMAGE),
+    ({**says([{"type": "image_url", "image_url": {"url": "CANARY"}}]), **IDS}, Reason.IMAGE),
+    ({"videos": ["CANARY.mp4"], "prompt_ids": [1, 2], "answer_ids": [3]}, Reason.IMAGE),
     (says([{"type": "input_audio", "input_audio": {}}]), Reason.AUDIO),
+    ({**says([{"type": "input_audio", "input_audio": {}}]), **IDS}, Reason.AUDIO),
     (talk(USER, {**ANSWER, "audio": {"id": "CANARY"}}), Reason.AUDIO),
     (talk(USER, {**ANSWER, "reasoning_content": ["CANARY"]}), Reason.BAD_REASONING),
     (talk({**USER, "reasoning": "CANARY"}, ANSWER), Reason.BAD_REASONING),
@@ -122,6 +128,20 @@ def test_every_bad_line_has_its_reason(cut_verifier: Path, tmp_path: Path) -> No
     assert len(LINES) >= 40 and {reason for _, reason in LINES} == set(Reason) - ELSEWHERE
     assert found.counts.rows == 2 * len(LINES) and found.counts.conversations == len(LINES)
     assert "CANARY" not in json.dumps([found.rejects, found.counts.facts(), [sample.line for sample in found.samples]])
+
+
+def test_served_ids_that_stand_for_an_image_are_one(tmp_path: Path) -> None:
+    """Whatever the messages show: a placeholder's own embedding is not what the verifier saw."""
+    kimi = make(tmp_path / "kimi")
+    begin, pad, end = map(special_id, ("<|media_begin|>", "<|media_pad|>", "<|media_end|>"))
+    rows = [
+        {**talk(USER, ANSWER), **IDS},
+        {**talk(USER, ANSWER), "prompt_token_ids": [begin, pad, pad, end, 5], "token_ids": [3]},
+        {"prompt_ids": [pad, 5], "answer_ids": [3]},
+        {"input_ids": [5, pad, 3], "loss_mask": [0, 0, 1]},
+    ]
+    found = read_file(write_rows(tmp_path / "rows.jsonl", rows), kimi, "kimi_k2")
+    assert found.rejects == [(number, Reason.IMAGE.value) for number in (2, 3, 4)] and len(found.samples) == 1
 
 
 @pytest.mark.parametrize(("line", "reason"), LINES[:16:3])
