@@ -62,7 +62,7 @@ def node(
         {**settings.training.recipe(), "layer_ids": layers},
         inputs,
         tokens=tokens,
-        knobs={"sharding": running.training_sharding},
+        knobs={"sharding": running.training_sharding, "checkpoint_every_steps": settings.training.checkpoint_every_steps},
         devices=running.training_devices,
     )
 
@@ -106,7 +106,8 @@ def _train(job: Job, ranks: Any) -> None:
 
     torch.set_num_threads(job.threads)
     layers = job.settings["layer_ids"]
-    recipe = Recipe.from_dict({name: value for name, value in job.settings.items() if name != "layer_ids"})
+    chosen = {name: value for name, value in job.settings.items() if name != "layer_ids"}
+    recipe = Recipe.from_dict({**chosen, "checkpoint_every_steps": job.knobs["checkpoint_every_steps"]})
     checkpoint = Checkpoint(job.input("verifier"))
     vocabulary = DraftVocabulary.read(job.input("vocabulary") / VOCABULARY, checkpoint.config.vocab_size)
     data = PackedShards(

@@ -79,8 +79,8 @@ class TrainingSettings(Section):
     norm_output: bool = Field(False, description="The next link of the chain is fed the state after the last norm")
 
     def recipe(self) -> dict[str, Any]:
-        """What the draft is shaped and trained by: all but where it begins."""
-        return self.model_dump(exclude={"continue_from", "parent", "min_parent_coverage"})
+        """What the draft is shaped and trained by: not where it begins, nor how often it is saved, which no weight knows."""
+        return self.model_dump(exclude={"continue_from", "parent", "min_parent_coverage", "checkpoint_every_steps"})
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -1,10 +1,12 @@
-"""Which file ``training.continue_from`` names, and that it is in key and lineage."""
+"""Which file ``training.continue_from`` names, and what of where a training begins and is saved is in its key."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from artifacts.key import key_of, key_parts
 from artifacts.stage import Input, Made, Node, Stage
 from errors import UserError
 from running.identity import FileMemo
@@ -38,3 +40,13 @@ def test_the_newest_checkpoint_is_an_input_by_content(tmp_path: Path) -> None:
         node(tmp_path, "abababab")
     with pytest.raises(UserError, match="no training of that key was cut short"):
         node(tmp_path, "0123456789")
+
+
+def test_how_often_it_is_saved_is_no_part_of_the_key() -> None:
+    def made(training_settings: dict[str, Any]) -> tuple[str, Any]:
+        settings = Settings.model_validate({"training": training_settings})
+        one = training.node(settings, [], [], MADE, MADE, VERIFIER, None)
+        return key_of(key_parts(replace(one, inputs={}), {})), one.knobs["checkpoint_every_steps"]
+
+    usual, often, other = made({}), made({"checkpoint_every_steps": 7}), made({"seed": 7})
+    assert usual[0] == often[0] != other[0] and (usual[1], often[1]) == (50, 7)
