@@ -10,13 +10,14 @@ from artifacts.store import Store
 from flows.report_data import facts_ref, open_whole
 from flows.train_draft import DraftRun
 from running.snapshot import project_root
+from tasks.choice_words import in_words
 from tasks.formats import CURVES
 
 TRAINING_PLOT = "training.png"
 
 
 def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = None) -> str:
-    """Steps, loss, and how the draft was chosen; the plot where the curves are still there; what loggers wrote."""
+    """Steps, loss, how the draft was chosen, what the device allowed, what loggers wrote; the plot where there are curves."""
     facts = facts_ref(made.training, "draft").facts
     sentence = f"{facts['steps']:,} steps, loss {facts['loss']:.3f} at the end. "
     if "replayed_length" in facts:
@@ -29,6 +30,8 @@ def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = N
     waited = facts_ref(made.training, "curves").facts.get("loader_share")
     if waited is not None:
         sentence += f" It waited for data in {waited:.1%} of the steps' time."
+    if "choices" in facts:
+        sentence += f" On the device it took {in_words(facts['choices'])}."
     if "continued_at" in facts:
         sentence += f" The first {facts['continued_at']:,} steps were taken over from a checkpoint of another training."
     if metrics and metrics.is_dir():

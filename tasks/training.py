@@ -101,6 +101,7 @@ def _train(job: Job, ranks: Any) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
+    from tasks.choice_words import in_words
     from tasks.curves import curves_parquet, loader_share
     from tasks.shard_files import left_out, shard_files
 
@@ -141,6 +142,7 @@ def _train(job: Job, ranks: Any) -> None:
         parent=parent,
         continue_from=job.paths.get("continued"),
         should_stop=job.stopping,
+        on_choices=lambda choices: job.say(in_words(choices)),
     )
     if not ranks.first:
         return
