@@ -6,6 +6,7 @@ from errors import UserError
 from tasks import (
     acceptance,
     comparison,
+    draft_shape,
     endpoint_synthesis,
     engine_acceptance,
     engine_states,
@@ -36,6 +37,7 @@ def check_target(settings: Settings, target: Verifier, layer_ids: list[int]) -> 
     check_length(settings, target)
     verifier.check_decodes(settings, target)
     vocabulary.check(settings, target)
+    draft_shape.check(settings, target)
     export.check(settings, target, layer_ids)
     decodes = settings.acceptance.prompts is not None and verifier.decodes(target)
     _warn(comparison.check(settings, target, layer_ids, decodes))

@@ -12,6 +12,7 @@ from artifacts.store import Store
 from flows.report_data import facts_ref, open_whole
 from flows.train_draft import DraftRun
 from running.snapshot import project_root
+from tasks.choice_words import in_words
 from tasks.formats import CURVES
 
 TRAINING_PLOT = "training.png"
@@ -19,7 +20,7 @@ _LONG_WAIT = 0.03  # of the steps' time: from here on the report says what was w
 
 
 def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = None) -> str:
-    """Steps, loss, and how the draft was chosen; the plot where the curves are still there; what loggers wrote."""
+    """Steps, loss, how the draft was chosen, what the device allowed, what loggers wrote; the plot where there are curves."""
     facts = facts_ref(made.training, "draft").facts
     sentence = f"{facts['steps']:,} steps, loss {facts['loss']:.3f} at the end. "
     if "replayed_length" in facts:
@@ -30,6 +31,8 @@ def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = N
     else:
         sentence += "Nothing was replayed meanwhile; the draft is that of the last step."
     sentence += _waiting(facts_ref(made.training, "curves").facts)
+    if "choices" in facts:
+        sentence += f" On the device it took {in_words(facts['choices'])}."
     if "continued_at" in facts:
         sentence += f" The first {facts['continued_at']:,} steps were taken over from a checkpoint of another training."
     if metrics and metrics.is_dir():

@@ -14,11 +14,10 @@ from kimi_adapters.acceptance_length import Acceptance, total
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.packing import PackedShards, Shard
 from kimi_adapters.process_group import Ranks
-from kimi_adapters.recipe import Recipe
+from kimi_adapters.recipe import REPLAYS, Recipe
 from kimi_adapters.walk import answers_of, walk_sample
 
 BEST = "best."
-REPLAYS = 4  # in a run, where the recipe does not say
 
 
 class HeldOut:

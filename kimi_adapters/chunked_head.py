@@ -13,7 +13,7 @@ import torch
 from speculators.losses import LossConfig
 from torch import Tensor
 
-from kimi_adapters.gpu_layers import GpuLayers, rms_norm
+from kimi_adapters.gpu_layers import GpuLayers, compiled_on_gpu, rms_norm
 
 CHUNK = 4096  # rows at once: 262 MB of bfloat16 logits at 32,000 draft tokens, twice that a float32 buffer
 Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -47,13 +47,13 @@ class ChunkedHead:
 def _judge(terms: tuple[tuple[Callable[[Tensor, Tensor], Tensor], float], ...]) -> Judge:
     """Logits [N, V], targets [S, V] and numbers [N] of S -> (sum of losses, argmax [N]); compiled on a GPU."""
 
+    @compiled_on_gpu
     def judge(logits: Tensor, targets: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         of = targets[wanted][None]
         losses = torch.stack([weight * fn(logits[None], of)[0] for fn, weight in terms]).sum(dim=0)
         return losses.float().sum(), logits.argmax(dim=-1)
 
-    fast = torch.compile(judge)
-    return lambda logits, targets, wanted: (fast if logits.is_cuda else judge)(logits, targets, wanted)
+    return judge
 
 
 class _Term(torch.autograd.Function):

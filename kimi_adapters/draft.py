@@ -15,6 +15,7 @@ from transformers import LlamaConfig, Qwen3Config
 from errors import UserError
 from kimi_adapters.config import TextConfig
 from kimi_adapters.draft_layers import DraftShape
+from kimi_adapters.draft_sizes import draft_sizes
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.rope_parameters import rope_fields, rope_parameters
@@ -26,7 +27,6 @@ VERIFIER_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
 _LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _ONLY = {"llama": {"mlp_bias": False}, "qwen3": {"use_sliding_window": False}}  # what one kind has and the other has not
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_PUBLISHED_INTERMEDIATE = {("deepseek_v3", 7168): 12288}
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -71,22 +71,15 @@ def draft_config(
             f"The draft vocabulary has {draft_vocab_size} tokens, the verifier's {verifier.vocab_size}; "
             "set vocabulary.size to no more than that."
         )
-    num_heads = recipe.num_heads or verifier.num_heads
-    num_kv_heads = recipe.num_kv_heads or (recipe.num_heads or verifier.num_kv_heads)
-    head_dim = recipe.head_dim or verifier.head_dim
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise UserError(
-            f"The draft has {num_heads} heads over {num_kv_heads} key-value heads of size {head_dim}; give head counts "
-            "that divide and an even training.head_dim."
-        )
+    sizes = draft_sizes(recipe, verifier)
     layer = _LAYERS[recipe.layer](
         vocab_size=verifier.vocab_size,
         hidden_size=verifier.hidden_size,
-        intermediate_size=recipe.intermediate_size or _intermediate_size(verifier),
+        intermediate_size=sizes.intermediate_size,
         num_hidden_layers=recipe.num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
         hidden_act="silu",
         max_position_embeddings=recipe.max_position_embeddings or verifier.max_position_embeddings,
         rms_norm_eps=verifier.rms_norm_eps,
@@ -118,11 +111,6 @@ def draft_config(
             verifier=VerifierConfig(name_or_path=verifier_name, architectures=list(verifier_architectures)),
         ),
     )
-
-
-def _intermediate_size(verifier: TextConfig) -> int:
-    """The verifier's, but for K2.5, whose published drafts do not follow its one dense layer (18,432)."""
-    return _PUBLISHED_INTERMEDIATE.get((verifier.family, verifier.hidden_size), verifier.intermediate_size)
 
 
 def build_draft(

@@ -13,6 +13,7 @@ ROPES = ("plain", "verifier")
 LAYERS = ("llama", "qwen3")
 LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
+REPLAYS = 4  # in a run, where the recipe does not say
 FLEX_BLOCK = 128  # speculators extends block masks assuming whole blocks
 
 

@@ -30,8 +30,9 @@ class TrainResult:
     was right up to that step, within the draft vocabulary), tokens (supervised), tokens_per_s (all but padding, without
     the time of replays), seconds, loader_wait (those in which the first rank waited for packs), loader_reading (those in which
     its threads read from the files), loader_bytes (of states), and, where a replay followed the step, replayed_length.
-    `choices`: what was decided by the device's capability. `replayed_length`: that of `best_step`; None where nothing was
-    replayed, and the last step is it. `continued_at`: the step of the other training's checkpoint that this one went on from.
+    `choices`: what was decided by the device's capability, and why. `replayed_length`: that of `best_step`; None where
+    nothing was replayed, and the last step is it. `continued_at`: the step of the other training's checkpoint that this one
+    went on from.
     """
 
     model: Eagle3DraftModel
@@ -58,6 +59,7 @@ def train(
     verifier_name: str | None = None,
     continue_from: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    on_choices: Callable[[dict[str, str]], None] = lambda choices: None,
 ) -> TrainResult:
     """Trains a draft from the recipe, or goes on from the newest checkpoint in `checkpoint_dir`.
 
@@ -67,13 +69,16 @@ def train(
     Of several `ranks` all call this, each with all of `data`; they may be as many as they like, before and after a
     checkpoint. `sharding` none keeps a replica on each, fsdp a share of the trained tensors. The result is whole on the
     first rank alone.
-    `progress` gets {step, total_steps, and the step's entry of the curves} after every step, on the first rank.
+    `on_choices` gets the result's `choices` before anything is built, `progress` {step, total_steps, and the step's entry of
+    the curves} after every step: both on the first rank.
     `parent` holds the tensors of a draft to start from. UserError: shapes that do not fit, states or a loss that are not
     finite, a checkpoint of another recipe, start or data. ToldToStop: `should_stop` was true between two steps; a
     checkpoint of the last one lies in `checkpoint_dir`.
     """
     ranks = ranks or Ranks("cpu")
     choices = ranks.firsts(choose(recipe, ranks.device))
+    if ranks.first:
+        on_choices(choices)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name)
     build = partial(build_draft, config, rows, vocabulary, recipe.seed, parent, recipe.train_lm_head)
     trainer = DraftTrainer(

@@ -3,12 +3,11 @@
 The header also holds a SHA-256 of state and tensors: a checkpoint with a turned bit is passed over like a torn one.
 """
 
-import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import torch
 from torch import Tensor
 
 from errors import UserError
+from kimi_adapters.checkpoint_proof import PROOF, STATE, Piece, proof, proven_state
 from kimi_adapters.tensor_file import TensorFile
-from kimi_adapters.torch_file import read_tensors, write_tensors
+from kimi_adapters.torch_file import DTYPE_NAMES, read_tensors, write_tensors
 
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})\.safetensors$")
-_STATE, _PROOF = "training_state", "training_proof"
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +40,7 @@ def save_checkpoint(directory: Path, step: int, tensors: Mapping[str, Tensor], s
     path = directory / f"step-{step:08d}.safetensors"
     temporary, text = path.with_suffix(".tmp"), json.dumps(dict(state), sort_keys=True)
     with open(temporary, "wb") as file:
-        write_tensors(file, tensors, metadata={_STATE: text, _PROOF: _proof(text, tensors)})
+        write_tensors(file, tensors, metadata={STATE: text, PROOF: proof(text, _pieces(tensors))})
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -73,20 +72,15 @@ def read_checkpoint(path: Path) -> TrainingCheckpoint:
     if found is None:
         raise ValueError(f"{path.name} is no name of a checkpoint")
     with TensorFile(path) as file:
-        tensors, text = read_tensors(file), file.metadata[_STATE]
-        if _proof(text, tensors) != file.metadata[_PROOF]:
-            raise ValueError("its bytes are not those that were written")
+        tensors, text = read_tensors(file), proven_state(file)
     return TrainingCheckpoint(int(found[1]), tensors, json.loads(text))
 
 
-def _proof(state: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a state's text and of every tensor's name, dtype, shape and bytes, by name."""
-    digest = hashlib.sha256(state.encode())
-    for name in sorted(tensors):
-        value = tensors[name].detach().to("cpu").contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[Piece]:
+    """By name; on CPU one at a time."""
+    for name, value in sorted(tensors.items()):
+        flat = value.detach().to("cpu").contiguous().reshape(-1)
+        yield name, DTYPE_NAMES[value.dtype], tuple(value.shape), flat.view(torch.uint8).numpy().data
 
 
 def continued_checkpoint(path: Path, trainable: Mapping[str, Tensor], total_steps: int) -> TrainingCheckpoint:

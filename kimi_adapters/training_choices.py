@@ -1,5 +1,7 @@
 """What a device can do, decided once and told: attention, loss implementation, forward, dtype."""
 
+import logging
+
 import torch
 from speculators.losses import resolve_loss_config
 from torch import Tensor
@@ -9,10 +11,11 @@ from kimi_adapters.recipe import Recipe
 
 SUPERVISED_ROWS = "supervised rows"  # all of the draft but step 0's keys and values (ttt)
 SPECULATORS = "speculators"  # its own compiled forward over every index: what ours is compared with on a GPU
+logger = logging.getLogger(__name__)
 
 
 def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
-    """The choices by name, and with them the ONE dtype policy.
+    """The choices by name, why the loss is what it is, and with them the ONE dtype policy.
 
     On CPU everything is float32. On CUDA the weights and the optimizer are float32, the products of the forward bfloat16.
     UserError: a pack length that flex attention's masks do not divide into blocks.
@@ -20,19 +23,22 @@ def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
     cuda = device.type == "cuda"
     if cuda:
         recipe.check_gpu()
+    loss, because = checked_loss(recipe.loss, device) if cuda else ("eager", "a fused one needs a GPU")
     return {
         "device": device.type,
         "attention": attention_for(device),
-        "loss": "fused" if cuda and fused_loss_works(recipe.loss, device) else "eager",
+        "loss": loss,
+        "loss_because": because,
         "forward": SUPERVISED_ROWS,
         "dtype": "bfloat16 products, float32 weights" if cuda else "float32",
     }
 
 
-def fused_loss_works(loss: str, device: torch.device) -> bool:
-    """Whether the fused loss gives the eager loss's gradient under torch.compile, as the draft's forward runs it.
+def checked_loss(loss: str, device: torch.device) -> tuple[str, str]:
+    """(fused, or eager where that does not give the eager loss's gradient under torch.compile, as the draft's forward runs
+    it; why). What was raised stands in the log, and of it the class alone in the reason: a message may hold a path.
 
-    It needs Triton and a driver; under torch 2.11 its compiled backward raises.
+    The fused one needs Triton and a driver; under torch 2.11 its compiled backward raises.
     """
 
     def gradient(implementation: str, compiled: bool) -> Tensor:
@@ -43,11 +49,11 @@ def fused_loss_works(loss: str, device: torch.device) -> bool:
             raise RuntimeError("no gradient")
         return leaf.grad
 
-    if device.type != "cuda":
-        return False
     generator = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(2, 1, 8, 512, generator=generator).to(device)
     try:
-        return torch.allclose(gradient("fused", True), gradient("eager", False), atol=1e-4)
-    except Exception:  # whatever a driver or a compiler throws, the eager loss is the answer
-        return False
+        equal = torch.allclose(gradient("fused", True), gradient("eager", False), atol=1e-4)
+    except Exception as error:  # whatever a driver or a compiler throws, the eager loss is the answer
+        logger.warning("the fused %s loss fails here, and the eager one is taken", loss, exc_info=True)
+        return "eager", f"the fused one raised {type(error).__name__}"
+    return ("fused", "its gradient is the eager one's") if equal else ("eager", "the fused one's gradient differs")

@@ -16,9 +16,11 @@ from kimi_adapters.recipe import Recipe
 
 
 def identity(recipe: Recipe, data: PackedShards, steps_by_epoch: Sequence[int], initial: Mapping[str, Tensor]) -> str:
-    """A digest of the recipe, of how the data is cut, and of the start: what a checkpoint belongs to."""
+    """A digest of the recipe, of how the data is cut, and of the start: what a checkpoint belongs to, however often one is
+    made."""
     pieces = [(p.shard, p.sample, p.start, p.stop) for p in data.pieces]
-    text = json.dumps([asdict(recipe), data.layer_ids, steps_by_epoch, pieces])
+    values = {name: value for name, value in asdict(recipe).items() if name != "checkpoint_every_steps"}
+    text = json.dumps([values, data.layer_ids, steps_by_epoch, pieces])
     digest = hashlib.sha256(text.encode())
     for tensor in initial.values():
         digest.update(tensor.numpy().data)

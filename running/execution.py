@@ -176,6 +176,8 @@ class Execution:
         def on_progress(order: Order, event: dict[str, Any]) -> None:
             if event["event"] == "metrics":
                 self.on_metrics(event)
+            elif event["event"] == "said":
+                log.info("%s: %s", order.node.label, event["text"])
             else:
                 self._progress.show(order.node.label, event)
 

@@ -50,6 +50,10 @@ class Job:
         """Tell how far the node is."""
         self.send({"event": "progress", "key": self.key, "done": done, "total": total, "unit": unit, "note": note})
 
+    def say(self, text: str) -> None:
+        """Tell something once: a line of the run's log."""
+        self.send({"event": "said", "key": self.key, "text": text})
+
     def stopping(self) -> bool:
         """Whether the run asks this node to leave a checkpoint and to raise ``ToldToStop``: its time is over."""
         return (self.scratch / STOP).exists()

@@ -15,6 +15,7 @@ from artifacts.stage import Input, Pending
 from artifacts.store import BlobMissing, Store
 from errors import UserError
 from tasks.champions import scope
+from tasks.draft_shape import place
 from tasks.handles import Verifier
 from tasks.settings import Settings
 
@@ -95,19 +96,14 @@ def _of_folder(named: str, memo: Any) -> Input | None:
 def _check(settings: Settings, store: Store, verifier: Verifier, layer_ids: list[int], found: Input) -> None:
     """Refuse a recipe that the parent does not fit, where both configurations lie here; training's child does in any case."""
     from kimi_adapters.config import read_config
+    from kimi_adapters.draft_sizes import draft_sizes
     from kimi_adapters.inheritance import inherit
     from kimi_adapters.published_config import read_published_config
     from kimi_adapters.recipe import Recipe
 
-    parent, target = _place(store, found), _place(store, verifier.source) if verifier.source else None
+    parent, target = place(store, found), place(store, verifier.source) if verifier.source else None
     if parent is None or target is None:
         return
     sizes = read_config(target)
-    inherit(Recipe.from_dict(settings.training.recipe()), read_published_config(parent, sizes), sizes, layer_ids)
-
-
-def _place(store: Store, source: Input) -> Path | None:
-    """The folder of an input; None where the store has only its record."""
-    if source.ref is None:
-        return Path(str(source.path))
-    return store.folder(source.ref.digest) if store.has(source.ref.digest) else None
+    recipe = inherit(Recipe.from_dict(settings.training.recipe()), read_published_config(parent, sizes), sizes, layer_ids)
+    draft_sizes(recipe, sizes)

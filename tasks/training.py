@@ -1,5 +1,7 @@
 """Training: states, masks and a recipe become a draft. Resumes from its last checkpoint after a crash."""
 
+import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tasks.formats import CURVES, START, VOCABULARY
 from tasks.handles import Shard, Verifier
 from tasks.settings import Settings
 
+log = logging.getLogger("eyas")
 STAGE = Stage(
     "training",
     module=__name__,
@@ -50,7 +53,7 @@ def node(
     for i, (shard, made) in enumerate(zip(shards, states, strict=True)):
         inputs |= {f"ids.{i}": shard.ids, f"masks.{i}": shard.masks, f"states.{i}": made.input("states")}
     if settings.training.continue_from:
-        path = _newest_checkpoint(Path(settings.store.state), settings.training.continue_from)
+        path = _newest_checkpoint(Path(settings.store.state), settings.training.continue_from, memo)
         inputs["continued"] = Input(memo.digest(path), path=str(path))
     inputs |= {"parent": parent} if parent else {}
     tokens = sum(shard.tokens for shard in shards) * settings.training.epochs
@@ -62,21 +65,25 @@ def node(
         {**settings.training.recipe(), "layer_ids": layers},
         inputs,
         tokens=tokens,
-        knobs={"sharding": running.training_sharding},
+        knobs={"sharding": running.training_sharding, "checkpoint_every_steps": settings.training.checkpoint_every_steps},
         devices=running.training_devices,
     )
 
 
-def _newest_checkpoint(state: Path, key: str) -> Path:
-    """The newest checkpoint under a key, or its beginning; ``UserError`` where no training of that key was cut short."""
+def _newest_checkpoint(state: Path, key: str, memo: Any) -> Path:
+    """The newest whole checkpoint under a key, or its beginning; ``UserError`` where no training of that key left one."""
+    from kimi_adapters.checkpoint_proof import is_whole
+
     folders = sorted((state.absolute() / "work").glob(f"{key}*/checkpoints"))
     found = sorted(folders[0].glob("step-*.safetensors")) if len(folders) == 1 else []
-    if not found:
-        keys = (
-            f"{len(folders)} keys begin so" if len(folders) > 1 else "no training of that key was cut short after a checkpoint"
-        )
-        raise UserError(f"training.continue_from is {key}, and under {state.absolute() / 'work'} {keys}: correct the key")
-    return found[-1]
+    for path in reversed(found):
+        if memo.recall("a whole checkpoint 1", [path], partial(is_whole, path)):
+            return path
+        log.warning("training.continue_from: %s is torn and is passed over", path)
+    why = "no training of that key was cut short after a checkpoint"
+    if found or len(folders) > 1:
+        why = "no checkpoint of that key is whole" if found else f"{len(folders)} keys begin so"
+    raise UserError(f"training.continue_from is {key}, and under {state.absolute() / 'work'} {why}: correct the key")
 
 
 def compute(job: Job) -> None:
@@ -101,12 +108,14 @@ def _train(job: Job, ranks: Any) -> None:
     from kimi_adapters.torch_file import write_tensors
     from kimi_adapters.trainer import train
     from kimi_adapters.weights import Checkpoint
+    from tasks.choice_words import in_words
     from tasks.curves import curves_parquet, loader_rate, loader_share
     from tasks.shard_files import left_out, shard_files
 
     torch.set_num_threads(job.threads)
     layers = job.settings["layer_ids"]
-    recipe = Recipe.from_dict({name: value for name, value in job.settings.items() if name != "layer_ids"})
+    chosen = {name: value for name, value in job.settings.items() if name != "layer_ids"}
+    recipe = Recipe.from_dict({**chosen, "checkpoint_every_steps": job.knobs["checkpoint_every_steps"]})
     checkpoint = Checkpoint(job.input("verifier"))
     vocabulary = DraftVocabulary.read(job.input("vocabulary") / VOCABULARY, checkpoint.config.vocab_size)
     data = PackedShards(
@@ -140,6 +149,7 @@ def _train(job: Job, ranks: Any) -> None:
         parent=parent,
         continue_from=job.paths.get("continued"),
         should_stop=job.stopping,
+        on_choices=lambda choices: job.say(in_words(choices)),
     )
     if not ranks.first:
         return

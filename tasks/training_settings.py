@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from kimi_adapters.recipe import REPLAYS
 from tasks.section import Section
 
 
@@ -46,7 +47,7 @@ class TrainingSettings(Section):
         min_length=8,
         pattern="^[0-9a-f]+$",
         description="Key (or its beginning) of a training that was cut short; this "
-        "one goes on from its newest checkpoint, whatever has changed since",
+        "one goes on from its newest checkpoint, whatever has changed since; leave training.parent as that one had it",
     )
     parent: str | None = Field(
         None,
@@ -79,8 +80,8 @@ class TrainingSettings(Section):
     norm_output: bool = Field(False, description="The next link of the chain is fed the state after the last norm")
 
     def recipe(self) -> dict[str, Any]:
-        """What the draft is shaped and trained by: all but where it begins."""
-        return self.model_dump(exclude={"continue_from", "parent", "min_parent_coverage"})
+        """What the draft is shaped and trained by: not where it begins, nor how often it is saved, which no weight knows."""
+        return self.model_dump(exclude={"continue_from", "parent", "min_parent_coverage", "checkpoint_every_steps"})
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -94,6 +95,12 @@ class TrainingSettings(Section):
             raise ValueError(f"training.pack_tokens is too short for {self.ttt_steps} training.ttt_steps: raise it")
         if self.replay_every_steps == 0 and self.patience is not None:
             raise ValueError("training.patience counts replays, and training.replay_every_steps is 0: leave one of them empty")
+        never = REPLAYS - 1  # the first replay is the best so far, and with the last the run ends
+        if self.replay_every_steps is None and self.patience and self.patience >= never and not self.continue_from:
+            raise ValueError(
+                f"training.patience is {self.patience}, and the {REPLAYS} replays of a run with training.replay_every_steps "
+                f"empty are too few for more than {never - 1} to end it: lower it or set replay_every_steps"
+            )
         if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise ValueError("training.num_kv_heads does not divide training.num_heads: choose one that does")
         if self.head_dim and self.head_dim % 2:

@@ -1,5 +1,6 @@
 """What a plan refuses, and what it says of what it does not refuse."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from artifacts.stage import Input
 from errors import UserError
 from flows.checks import check_length, check_settings, check_target
+from kimi_adapters.layer_ids import default_layer_ids
 from tasks.handles import Verifier
 from tasks.settings import Settings
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS
 from tests.kimi_adapters.published_fixtures import flat_values, write_draft
+from tests.kimi_adapters.test_deepseek_config import PUBLISHED
 
 
 def test_samples_longer_than_the_verifier_reads_are_refused() -> None:
@@ -38,3 +42,23 @@ def test_what_an_engine_leaves_open_and_what_it_alone_judges_is_said(tmp_path: P
     with caplog.at_level(logging.WARNING, "eyas"):
         check_target(compared, Verifier("v", None, "", None, "chatml"), LAYER_IDS)
     assert "of the architecture ['Other']" in caplog.text and "it is judged in the engine alone" in caplog.text
+
+
+def test_a_shape_left_half_open_that_the_verifier_does_not_divide_is_refused(tmp_path: Path) -> None:
+    """By plan and run alike, before anything costs: Kimi-K2.5 has 64 heads and a hidden size of 7,168."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    facts = {"family": "deepseek_v3", "vocab_size": 163840, "max_length": 262144}
+    kimi = Verifier("k", facts, "", Input("", path=str(tmp_path)), "kimi")
+
+    def check(**shape: Any) -> None:
+        settings = Settings.model_validate({"store": {"path": str(tmp_path / "store")}, "training": shape})
+        check_target(settings, kimi, default_layer_ids(61))
+
+    check()
+    check(num_kv_heads=8)
+    check(num_heads=56, num_kv_heads=7)
+    check(num_heads=60, layer="qwen3")
+    with pytest.raises(UserError, match=r"64 heads over 7 key-value heads.*training\.num_kv_heads"):
+        check(num_kv_heads=7)
+    with pytest.raises(UserError, match=r"60 heads, which do not divide the verifier's hidden size 7168.*training\.num_heads"):
+        check(num_heads=60)

@@ -47,7 +47,9 @@ def made(folder: Path, facts: dict[str, Any], replays: dict[int, float], share: 
 
 
 def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
-    facts = {"steps": 60, "loss": 0.15, "best_step": 30, "replayed_length": 1.754, "replayed_samples": 16}
+    choices = {"attention": "sdpa", "loss": "eager", "loss_because": "a fused one needs a GPU"}
+    choices |= {"device": "cpu", "forward": "supervised rows", "dtype": "float32"}
+    facts = {"steps": 60, "loss": 0.15, "best_step": 30, "replayed_length": 1.754, "replayed_samples": 16, "choices": choices}
     store, run = made(tmp_path, facts, {15: 1.2, 30: 1.754, 45: 1.5, 60: 1.7})
     plot = draw_curves(store, run, tmp_path, tmp_path / "plots")
     assert plot is not None and plot.read_bytes().startswith(b"\x89PNG") and plot.stat().st_size > 20_000
@@ -58,6 +60,7 @@ def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
         and "16 held-out samples" in text
         and "1.75 tokens a step" in text
         and "in 2.1% of" in text
+        and "took attention sdpa, loss eager (a fused one needs a GPU), forward supervised rows, float32." in text
         and f"]({plot.name})" in text
     )
     shutil.rmtree(store.folder(run.training.outputs["curves"].digest))  # type: ignore[index]
@@ -67,6 +70,7 @@ def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
 def test_a_run_without_replays_and_a_continued_one_say_so(tmp_path: Path) -> None:
     store, run = made(tmp_path, {"steps": 60, "loss": 0.15, "best_step": 60, "continued_at": 50}, {})
     text = training_section(run, draw_curves(store, run, tmp_path, tmp_path / "plots"))
+    assert "On the device" not in text, "where it is not known"
     assert "that of the last step" in text and "first 50 steps were taken over" in text
 
 

@@ -38,9 +38,9 @@ def cut_short(directory: Path) -> Path:
 
 
 def test_an_unchanged_recipe_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """Another learning rate that is the same: only the identity differs, and so the schedule is computed anew."""
+    """Another patience that never ends it: only the identity differs, and so the schedule is computed anew."""
     whole = run(tmp_path, RECIPE, "whole")
-    other = replace(RECIPE, checkpoint_every_steps=6)
+    other = replace(RECIPE, patience=99)
     result = run(tmp_path, other, "new", continue_from=cut_short(tmp_path))
     assert result.continued_at == 5 and whole.continued_at is None
     assert timeless(result.curves) == timeless(whole.curves)
@@ -48,6 +48,15 @@ def test_an_unchanged_recipe_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     again = run(tmp_path, other, "new", continue_from=tmp_path / "gone")  # its own checkpoint comes first
     assert again.continued_at == 5 and timeless(again.curves) == timeless(result.curves)
+
+
+def test_how_often_it_is_saved_makes_no_other_training(tmp_path: Path) -> None:
+    whole = run(tmp_path, RECIPE, "whole")
+    cut_short(tmp_path)
+    resumed = run(tmp_path, replace(RECIPE, checkpoint_every_steps=2), "old", stop_after=1)  # it begins after step 5
+    assert timeless(resumed.curves) == timeless(whole.curves) and resumed.continued_at is None
+    ours, theirs = resumed.model.state_dict(), whole.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_new_recipe_has_its_own_rates_from_there_on(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kimi_adapters.draft import draft_config_values
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.pack_loss import PackLoss
-from kimi_adapters.packing import Batch, PackedShards
+from kimi_adapters.packing import Batch, PackedShards, Piece
 from kimi_adapters.prefetch import Prefetch, Wanted
 from kimi_adapters.process_group import Ranks
 from kimi_adapters.recipe import Recipe
@@ -90,6 +90,27 @@ def gradients(recipe: Recipe, batch: Batch, device: str, forward: str) -> dict[s
     loss = PackLoss(model, recipe, {"forward": forward, "loss": "eager"})
     loss({name: value.to(device) for name, value in batch.items()})[0].backward()
     return {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_packs_of_twenty_lengths_compile_nothing_after_the_second(tmp_path: Path) -> None:
+    """Flex attention, too. The first two are the shortest (one block of rows) and the longest (three)."""
+    made = [([i % VERIFIER.vocab_size for i in range(n)], [0] * 20 + [1] * (n - 20), "train") for n in range(140, 400, 13)]
+    recipe = Recipe(head_dim=64, pack_tokens=512)
+    data = PackedShards([write_shard(tmp_path, made)], LAYER_IDS, recipe.pack_tokens, recipe.ttt_steps)
+    model = tiny_draft(recipe, attention="simple_flex_attention").to("cuda")
+    loss = PackLoss(model, recipe, {"forward": SUPERVISED_ROWS, "loss": "eager"})
+    shortest, *between, longest = sorted(data.pieces, key=len)
+    assert len({len(piece) for piece in data.pieces}) == 20
+
+    def step(piece: Piece) -> None:
+        loss({name: value.to("cuda") for name, value in data.load([piece]).items()})[0].backward()
+
+    torch._dynamo.reset()
+    for piece in (shortest, longest):
+        step(piece)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for piece in between:
+            step(piece)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

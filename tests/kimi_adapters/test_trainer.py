@@ -16,7 +16,6 @@ from kimi_adapters.packing import PackedShards
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
 from kimi_adapters.training_checkpoint import load_checkpoint
-from kimi_adapters.training_choices import choose, fused_loss_works
 from kimi_adapters.training_loop import DraftTrainer
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, samples, timeless, write_shard
 from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
@@ -210,20 +209,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_learned(tmp_path: 
     with pytest.raises(UserError, match="not finite at step 1"):
         run(data(tmp_path), tmp_path / "c", parent=parent)
     assert not list((tmp_path / "c").glob("step-*"))
-
-
-def test_the_choices_of_a_cpu_are_told(tmp_path: Path) -> None:
-    expected = {
-        "device": "cpu", "attention": "sdpa", "loss": "eager", "forward": "supervised rows", "dtype": "float32",
-    }  # fmt: skip
-    assert choose(RECIPE, torch.device("cpu")) == expected
-    assert not fused_loss_works("kl_div", torch.device("cpu")), "the fused loss needs a Triton driver"
-    assert run(data(tmp_path), tmp_path / "c").choices == expected
-
-
-def test_a_pack_of_broken_blocks_is_refused_before_a_gpu_is_touched() -> None:
-    with pytest.raises(UserError, match="multiple of 128"):
-        choose(replace(RECIPE, pack_tokens=200), torch.device("cuda"))
 
 
 def test_a_parent_draft_is_where_training_starts(tmp_path: Path) -> None:

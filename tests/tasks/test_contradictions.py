@@ -18,6 +18,7 @@ from tasks.settings import Settings, TrainingSettings
         ({"training": {"norm_before_fc": True, "fc_norm": True}}, "training.norm_before_fc"),
         ({"training": {"pack_tokens": 14, "ttt_steps": 7}}, "training.pack_tokens"),
         ({"training": {"replay_every_steps": 0, "patience": 1}}, "training.patience"),
+        ({"training": {"patience": 3}}, "training.patience"),
         ({"training": {"num_heads": 6, "num_kv_heads": 4}}, "training.num_kv_heads"),
         ({"training": {"head_dim": 65}}, "training.head_dim"),
         ({"acceptance": {"k": 4}, "training": {"ttt_steps": 3}}, "acceptance.k"),
@@ -41,4 +42,6 @@ def test_a_contradiction_is_one_sentence_that_names_the_setting(tmp_path: Path, 
 def test_what_agrees_passes_and_is_a_recipe() -> None:
     assert Settings.model_validate({"corpus": {"held_out": 0}, "training": {"scheduler": "none"}}).training.warmup_ratio is None
     assert Settings.model_validate({"acceptance": {"k": 3}}) == Settings()
-    assert Recipe.from_dict(TrainingSettings().recipe()) == Recipe(checkpoint_every_steps=50)
+    for more in ({"patience": 2}, {"patience": 3, "replay_every_steps": 9}, {"patience": 3, "continue_from": "abcdef01"}):
+        assert TrainingSettings.model_validate(more).patience == more["patience"]
+    assert Recipe.from_dict(TrainingSettings().recipe()) == Recipe()

@@ -114,6 +114,9 @@ def test_a_recipe_that_does_not_fit_is_refused_while_planning(tmp_path: Path, ve
     wide = {**PARENT, "transformer_layer_config": {**LAYER, "hidden_size": 64}}
     with pytest.raises(UserError, match="hidden size 64, and this one has"):
         find(tmp_path, verifier, str(write_draft(tmp_path / "wide", wide)))
+    odd = {**PARENT, "transformer_layer_config": {**LAYER, "num_attention_heads": 5, "num_key_value_heads": 5}}
+    with pytest.raises(UserError, match="5 heads, which do not divide"):
+        find(tmp_path, verifier, str(write_draft(tmp_path / "odd", odd)))
     folder = write_draft(tmp_path / "torn")
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):

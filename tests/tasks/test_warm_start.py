@@ -77,7 +77,8 @@ def train(
     inputs |= {"parent": parent} if parent else {}
     for stale in (bench.workspace / "checkpoints").glob("*"):
         stale.unlink()
-    return bench.job(training.compute, {**RECIPE.recipe(), "layer_ids": LAYERS, **recipe}, inputs, sharding="none")
+    settings = {**RECIPE.recipe(), "layer_ids": LAYERS, **recipe}
+    return bench.job(training.compute, settings, inputs, sharding="none", checkpoint_every_steps=50)
 
 
 def start_of(bench: Bench, made: dict[str, str]) -> dict[str, torch.Tensor]:
