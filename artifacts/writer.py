@@ -13,6 +13,9 @@ from artifacts.disk import sync_folder, telling_full
 from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Ref
 
 _AHEAD = 16 << 20  # bytes after which the system is told to begin writing, so that the disk works while the next are hashed
+# Bytes after which what is on the disk leaves the page cache: terabytes of states would push the verifier's layers out of it.
+# A smaller file stays, for the next stage reads it at once.
+_LARGE = 64 << 20
 
 
 class HashedFile:
@@ -24,7 +27,7 @@ class HashedFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - closed by close()
         self._hasher = blake3()
-        self.size = self._begun = 0
+        self.size = self._begun = self._dropped = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append ``data``; returns its length in bytes."""
@@ -35,6 +38,8 @@ class HashedFile:
             self.size += view.nbytes
             if self.size - self._begun >= _AHEAD:
                 self._begin_writing()
+            if self.size - self._dropped >= _LARGE:
+                self._drop()
         return view.nbytes
 
     def _begin_writing(self) -> None:
@@ -43,18 +48,25 @@ class HashedFile:
         os.posix_fadvise(self._file.fileno(), self._begun, self.size - self._begun, os.POSIX_FADV_DONTNEED)
         self._begun = self.size
 
+    def _drop(self) -> None:
+        """Pages that are on the disk by now leave the cache; the others are tried again next time, at last by ``close``."""
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self._dropped = self.size
+
     def flush(self) -> None:
         """Hand buffered bytes to the system."""
         with telling_full(self.path.parent):
             self._file.flush()
 
     def close(self) -> str:
-        """Sync the file to the disk and return its BLAKE3."""
+        """Sync the file to the disk and return its BLAKE3; a large one is not in the page cache any more."""
         if not self._file.closed:
             with telling_full(self.path.parent):
                 try:
                     self._file.flush()
                     os.fsync(self._file.fileno())
+                    if self.size >= _LARGE:
+                        self._drop()
                 finally:
                     self._file.close()
         return self._hasher.hexdigest()

@@ -39,7 +39,6 @@ from kimi_adapters.lanes import ShardTokens
 from kimi_adapters.layer_stream import stream_states
 
 LONG = (32768, 8192, 8192)
-HELD_BYTES = 16 << 30  # two states of 393,216 tokens
 
 
 def shards_of_pass(number: int, count: int, tokens: int) -> list[ShardTokens]:
@@ -155,21 +154,21 @@ def main() -> None:
         note("checkpoint_gb", size / 1e9)
         passes = [shards_of_pass(i, given.shards, given.tokens) for i in range(given.passes)]
         shallow = of_depth(folder, 4)
-        with GpuTransport(shallow, DEVICE, HELD_BYTES) as transport:
+        with GpuTransport(shallow, DEVICE) as transport:
             warm = extract(shallow, transport, passes, folder, top)
             note("warming", warm["seconds"])
             alone = extract(shallow, transport, [[passes[0][-1]]], folder, top)
             note("same_bytes_alone", alone["digests"][0] == warm["digests"][given.shards - 1])
             note("reader_warm_gbs", reading(shallow, transport, False) / 1e9)
         deep = of_depth(folder, given.depth)
-        with GpuTransport(deep, DEVICE, HELD_BYTES) as transport:
+        with GpuTransport(deep, DEVICE) as transport:
             note("uniform", extract(deep, transport, passes, folder, top))
         short = [[shard(sample_lengths(given.tokens, 100 + i), i) for i in range(given.shards)]]
         some = of_depth(folder, given.skewed_depth)
-        with GpuTransport(some, DEVICE, HELD_BYTES) as transport:
+        with GpuTransport(some, DEVICE) as transport:
             note("uniform, none long", extract(some, transport, short, folder, top))
         skewed = of_depth(folder, given.skewed_depth, skewed=True)
-        with GpuTransport(skewed, DEVICE, HELD_BYTES) as transport:
+        with GpuTransport(skewed, DEVICE) as transport:
             note("skewed", extract(skewed, transport, passes[:1], folder, top))
         two = of_depth(folder, 2)
         with GpuTransport(two, DEVICE) as transport:
