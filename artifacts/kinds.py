@@ -92,6 +92,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "best_step": _INT,
         "continued_at": _INT,
         "parent_tokens": _INT,
+        "cut_samples": _INT,
         "replayed_length": _FLOAT,
         "replayed_samples": _INT,
         "loss": _FLOAT,

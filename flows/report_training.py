@@ -31,6 +31,11 @@ def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = N
     else:
         sentence += "Nothing was replayed meanwhile; the draft is that of the last step."
     sentence += _waiting(facts_ref(made.training, "curves").facts)
+    if cut := facts.get("cut_samples"):
+        sentence += (
+            f" {cut:,} samples are longer than a pack and were cut: no token of theirs saw more than `training.pack_tokens` "
+            "before it, as serving will show it."
+        )
     if "choices" in facts:
         sentence += f" On the device it took {in_words(facts['choices'])}."
     if "continued_at" in facts:

@@ -130,6 +130,11 @@ class PackedShards:
             )
         self.hidden_size = self.shards[0].states.entry("last").shape[1]
 
+    @property
+    def cut_samples(self) -> int:
+        """How many samples have supervised tokens that see less than all before them, for a pack is shorter."""
+        return len({(piece.shard, piece.sample) for piece in self.pieces if piece.start > 0})
+
     def packs(self, epoch: int) -> list[list[Piece]]:
         """The packs of an epoch: the same for the same seed, epoch and data. First fit over shuffled pieces."""
         order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(len(self.pieces))

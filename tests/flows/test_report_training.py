@@ -68,9 +68,13 @@ def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
 
 
 def test_a_run_without_replays_and_a_continued_one_say_so(tmp_path: Path) -> None:
-    store, run = made(tmp_path, {"steps": 60, "loss": 0.15, "best_step": 60, "continued_at": 50}, {})
+    facts = {"steps": 60, "loss": 0.15, "best_step": 60, "continued_at": 50}
+    store, run = made(tmp_path, facts, {})
     text = training_section(run, draw_curves(store, run, tmp_path, tmp_path / "plots"))
-    assert "On the device" not in text, "where it is not known"
+    assert "On the device" not in text and "cut" not in text, "where it is not known"
+    (other := tmp_path / "other").mkdir()
+    cut = training_section(made(other, facts | {"cut_samples": 7}, {})[1], None)
+    assert "7 samples are longer than a pack and were cut" in cut
     assert "that of the last step" in text and "first 50 steps were taken over" in text
 
 

@@ -80,6 +80,7 @@ def test_one_long_sample_among_short_ones_costs_neither_its_tokens_nor_theirs(tm
     short: list[Sample] = [([20 + n, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], "train") for n in range(6)]
     long: Sample = (list(range(90)), [0] * 5 + [1] * 85, "train")
     data = packed([write_shard(tmp_path, [*short[:3], long, *short[3:]])], pack_tokens=24)
+    assert data.cut_samples == 1
     seen: dict[tuple[int, int], int] = {}
     for pack in data.packs(0):
         batch, begin = data.load(pack), 0
