@@ -15,12 +15,11 @@ from kimi_adapters.draft_layers import DraftLayers
 from kimi_adapters.gpu_layers import Copies, GpuLayers
 from kimi_adapters.packing import Batch
 from kimi_adapters.recipe import Recipe
-from kimi_adapters.training_choices import SUPERVISED_ROWS
 from kimi_adapters.ttt import Head, PlainHead, ttt_loss
 
 
 class PackLoss(torch.nn.Module):
-    """Batch -> (loss, metric sums), by the forward that the choices name."""
+    """Batch -> (loss, metric sums), on whatever device the batch is."""
 
     def __init__(self, model: Eagle3DraftModel, recipe: Recipe, choices: Mapping[str, str]):
         super().__init__()
@@ -44,20 +43,10 @@ class PackLoss(torch.nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Batch as `PackedShards.load` gives it; loss float32, a number; the sums are those of speculators' metrics."""
-        recipe = self.recipe
-        if self.choices["forward"] == SUPERVISED_ROWS:
-            # The parameters as they are now: sharded ones are whole only while this runs.
-            weights = dict(self.model.named_parameters())
-            layers, head = self._on_gpu(weights) if batch["hidden_states"].is_cuda else self._on_cpu(weights)
-            return ttt_loss(layers, batch, recipe.ttt_steps, recipe.ttt_decay, head)
-        with torch.autocast(batch["hidden_states"].device.type, dtype=torch.bfloat16):
-            _, loss, metrics = self.model(
-                **batch,
-                ttt_steps=recipe.ttt_steps,
-                ttt_step_loss_decay=recipe.ttt_decay,
-                loss_config=self.loss_config,
-            )
-        return loss, metrics
+        # The parameters as they are now: sharded ones are whole only while this runs.
+        weights = dict(self.model.named_parameters())
+        layers, head = self._on_gpu(weights) if batch["hidden_states"].is_cuda else self._on_cpu(weights)
+        return ttt_loss(layers, batch, self.recipe.ttt_steps, self.recipe.ttt_decay, head)
 
     def _on_gpu(self, weights: Mapping[str, Tensor]) -> tuple[DraftLayers, Head]:
         layers = GpuLayers(self.shape, weights, self.copies or Copies(torch.bfloat16, self.frozen))

@@ -1,4 +1,4 @@
-"""What a device can do, decided once and told: attention, loss implementation, forward, dtype."""
+"""What a device can do, decided once and told: attention, loss implementation, dtype."""
 
 import logging
 
@@ -9,8 +9,6 @@ from torch import Tensor
 from kimi_adapters.draft import attention_for
 from kimi_adapters.recipe import Recipe
 
-SUPERVISED_ROWS = "supervised rows"  # all of the draft but step 0's keys and values (ttt)
-SPECULATORS = "speculators"  # its own compiled forward over every index: what ours is compared with on a GPU
 logger = logging.getLogger(__name__)
 
 
@@ -29,7 +27,6 @@ def choose(recipe: Recipe, device: torch.device) -> dict[str, str]:
         "attention": attention_for(device),
         "loss": loss,
         "loss_because": because,
-        "forward": SUPERVISED_ROWS,
         "dtype": "bfloat16 products, float32 weights" if cuda else "float32",
     }
 

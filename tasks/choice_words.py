@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 
 def in_words(choices: Mapping[str, str]) -> str:
-    """Attention, loss and why, forward and dtype."""
+    """Attention, loss and why, dtype."""
     because = f" ({choices['loss_because']})" if "loss_because" in choices else ""
-    return (
-        f"attention {choices['attention']}, loss {choices['loss']}{because}, forward {choices['forward']}, {choices['dtype']}"
-    )
+    return f"attention {choices['attention']}, loss {choices['loss']}{because}, {choices['dtype']}"

@@ -48,7 +48,7 @@ def made(folder: Path, facts: dict[str, Any], replays: dict[int, float], share: 
 
 def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
     choices = {"attention": "sdpa", "loss": "eager", "loss_because": "a fused one needs a GPU"}
-    choices |= {"device": "cpu", "forward": "supervised rows", "dtype": "float32"}
+    choices |= {"device": "cpu", "dtype": "float32"}
     facts = {"steps": 60, "loss": 0.15, "best_step": 30, "replayed_length": 1.754, "replayed_samples": 16, "choices": choices}
     store, run = made(tmp_path, facts, {15: 1.2, 30: 1.754, 45: 1.5, 60: 1.7})
     plot = draw_curves(store, run, tmp_path, tmp_path / "plots")
@@ -60,7 +60,7 @@ def test_it_names_the_chosen_step_and_shows_the_curves(tmp_path: Path) -> None:
         and "16 held-out samples" in text
         and "1.75 tokens a step" in text
         and "in 2.1% of" in text
-        and "took attention sdpa, loss eager (a fused one needs a GPU), forward supervised rows, float32." in text
+        and "took attention sdpa, loss eager (a fused one needs a GPU), float32." in text
         and f"]({plot.name})" in text
     )
     shutil.rmtree(store.folder(run.training.outputs["curves"].digest))  # type: ignore[index]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from speculators.losses import resolve_loss_config
 from torch import Tensor
 
 from kimi_adapters.draft import draft_config_values
@@ -15,7 +16,6 @@ from kimi_adapters.prefetch import Prefetch, Wanted
 from kimi_adapters.process_group import Ranks
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import TrainResult, train
-from kimi_adapters.training_choices import SPECULATORS, SUPERVISED_ROWS
 from tests.kimi_adapters.draft_fixtures import LAYER_IDS, VERIFIER, VOCABULARY, generator, samples, timeless, write_shard
 from tests.kimi_adapters.draft_models import tiny_draft, tiny_rows
 
@@ -34,7 +34,7 @@ def test_training_follows_the_cpus_curve_and_says_what_it_chose(tmp_path: Path) 
     torch.manual_seed(0)
     gpu, cpu = run(tmp_path, "cuda"), run(tmp_path, "cpu")
     print(gpu.choices)
-    assert gpu.choices["attention"] == "simple_flex_attention" and gpu.choices["forward"] == "supervised rows"
+    assert gpu.choices["attention"] == "simple_flex_attention"
     assert gpu.choices["loss"] in ("fused", "eager")
     assert [entry["lr"] for entry in gpu.curves] == [entry["lr"] for entry in cpu.curves]
     ours, theirs = ([entry["loss"] for entry in result.curves] for result in (gpu, cpu))
@@ -47,7 +47,7 @@ def test_training_follows_the_cpus_curve_and_says_what_it_chose(tmp_path: Path) 
 
 def test_gradients_are_as_near_to_float32_as_those_of_the_stock_forward() -> None:
     recipe, batch = Recipe(head_dim=64), pack_of_blocks()
-    ours, stock = (errors(recipe, batch, forward) for forward in (SUPERVISED_ROWS, SPECULATORS))
+    ours, stock = (errors(recipe, batch, by_speculators) for by_speculators in (False, True))
     print(ours, stock)
     for name, error in ours.items():
         assert error < 1.1 * stock[name], f"{name}: {error:.4f}"
@@ -55,7 +55,7 @@ def test_gradients_are_as_near_to_float32_as_those_of_the_stock_forward() -> Non
 
 @pytest.mark.parametrize("flags", [{"layer": "qwen3", "num_layers": 2}, {"train_lm_head": True, "norm_output": True}])
 def test_gradients_of_other_drafts_are_as_near(flags: dict[str, Any]) -> None:
-    found = errors(Recipe(head_dim=64, **flags), pack_of_blocks(), SUPERVISED_ROWS)
+    found = errors(Recipe(head_dim=64, **flags), pack_of_blocks())
     assert max(found.values()) < 0.1, found  # the plain draft's: 0.07
 
 
@@ -77,18 +77,24 @@ def pack_of_blocks() -> Batch:
     }
 
 
-def errors(recipe: Recipe, batch: Batch, forward: str) -> dict[str, float]:
+def errors(recipe: Recipe, batch: Batch, by_speculators: bool = False) -> dict[str, float]:
     """Relative errors of the gradients on the GPU beside those in float32 on the CPU."""
-    exact, found = gradients(recipe, batch, "cpu", SUPERVISED_ROWS), gradients(recipe, batch, "cuda", forward)
+    exact, found = gradients(recipe, batch, "cpu"), gradients(recipe, batch, "cuda", by_speculators)
     assert found.keys() == exact.keys()
     return {name: float((found[name] - exact[name]).norm() / exact[name].norm()) for name in exact}
 
 
-def gradients(recipe: Recipe, batch: Batch, device: str, forward: str) -> dict[str, Tensor]:
+def gradients(recipe: Recipe, batch: Batch, device: str, by_speculators: bool = False) -> dict[str, Tensor]:
+    """By our forward, or by speculators' own, compiled, over every index under autocast."""
     attention = "simple_flex_attention" if device == "cuda" else "sdpa"
     model = tiny_draft(recipe, attention=attention).to(device)
-    loss = PackLoss(model, recipe, {"forward": forward, "loss": "eager"})
-    loss({name: value.to(device) for name, value in batch.items()})[0].backward()
+    there = {name: value.to(device) for name, value in batch.items()}
+    if by_speculators:
+        config = resolve_loss_config(recipe.loss, "eager")
+        with torch.autocast(device, dtype=torch.bfloat16):
+            model(**there, ttt_steps=recipe.ttt_steps, ttt_step_loss_decay=recipe.ttt_decay, loss_config=config)[1].backward()
+    else:
+        PackLoss(model, recipe, {"loss": "eager"})(there)[0].backward()
     return {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -98,7 +104,7 @@ def test_packs_of_twenty_lengths_compile_nothing_after_the_second(tmp_path: Path
     recipe = Recipe(head_dim=64, pack_tokens=512)
     data = PackedShards([write_shard(tmp_path, made)], LAYER_IDS, recipe.pack_tokens, recipe.ttt_steps)
     model = tiny_draft(recipe, attention="simple_flex_attention").to("cuda")
-    loss = PackLoss(model, recipe, {"forward": SUPERVISED_ROWS, "loss": "eager"})
+    loss = PackLoss(model, recipe, {"loss": "eager"})
     shortest, *between, longest = sorted(data.pieces, key=len)
     assert len({len(piece) for piece in data.pieces}) == 20
 

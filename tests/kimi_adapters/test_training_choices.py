@@ -14,7 +14,7 @@ from tests.kimi_adapters.test_trainer import RECIPE, data, run
 def test_the_choices_of_a_cpu_are_told(tmp_path: Path) -> None:
     expected = {
         "device": "cpu", "attention": "sdpa", "loss": "eager", "loss_because": "a fused one needs a GPU",
-        "forward": "supervised rows", "dtype": "float32",
+        "dtype": "float32",
     }  # fmt: skip
     told: list[dict[str, str]] = []
     assert choose(RECIPE, torch.device("cpu")) == expected
