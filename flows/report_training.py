@@ -33,10 +33,10 @@ def training_section(made: DraftRun, plot: Path | None, metrics: Path | None = N
     sentence += _waiting(facts_ref(made.training, "curves").facts)
     if cut := facts.get("cut_samples"):
         sentence += (
-            f" {cut:,} samples are longer than a pack and were cut: no token of theirs saw more than `training.pack_tokens` "
-            "before it, as serving will show it."
+            f" {cut:,} samples are longer than a pack and were cut: none of their tokens saw more than `training.pack_tokens` "
+            "before it."
         )
-    if "choices" in facts:
+    if facts.get("choices"):
         sentence += f" On the device it took {in_words(facts['choices'])}."
     if "continued_at" in facts:
         sentence += f" The first {facts['continued_at']:,} steps were taken over from a checkpoint of another training."
