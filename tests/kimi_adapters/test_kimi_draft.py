@@ -3,10 +3,11 @@
 The rows of shared/reference/kimi_k25.md that are about the draft and its training, and the tests that hold each:
 3, 4, 5 and 18 (shape, YaRN, token ids and sliding windows, norm flags) here; 6 test_recipe (layers are llama or qwen3);
 7 test_draft (attention set at construction, reload by draft_reload); 8 test_packing (states float32 whatever their file) and
-test_trainer (one dtype policy); 9 to 12 test_trainer (CPU, sdpa, eager loss, steps over all epochs); 13, 14 test_trainer and
-test_training_checkpoint (rates and bits after a kill, float32 optimizer state); 15 test_corpus_and_vocabulary and test_draft
-(special tokens, sizes); 16 tests/tasks/test_corpus_properties (sides); 19 tests/test_arrows and test_prefetch (a process
-that is spawned finds nothing to do, and none is); 20 test_draft (a closed config.json);
+test_training_choices (one dtype policy); 9 to 12 test_training_choices (CPU, sdpa, eager loss) and test_trainer (steps over
+all epochs); 13, 14 test_trainer and test_training_checkpoint (rates and bits after a kill, float32 optimizer state);
+15 test_corpus_and_vocabulary and test_draft (special tokens, sizes); 16 tests/tasks/test_corpus_properties (sides);
+19 tests/test_arrows and test_prefetch (a process that is spawned finds nothing to do, and none is);
+20 test_draft (a closed config.json);
 21 test_packing and tests/tasks/test_left_out (noise in the data, on the training side alone).
 """
 
