@@ -1,27 +1,22 @@
 """The DeepSeek-V3 forward, our own, layer by layer: Kimi-K2 and K2.5 are of this family.
 
-Memory on the device beside the layers, b bytes an element, at K2.5's sizes in bf16 (with fused kernels: device_memory.py):
-- attention, of the longest span (32,768 tokens, or one longer sample): heads · (2 · qk + 2 · v) · b = 82 kB a token:
-  2.7 GB; 10.7 GB for a sample of 128k;
-- routed products, of 65,536 tokens: k · hidden · b = 115 kB a token of experts' outputs and 28 kB of float32 sum:
-  9.4 GB; one group of 48 experts in between, 1/8 of k · (hidden + 3 · width) · b = 27 kB a token: 1.8 GB;
-- one layer's experts unpacked, 384 · 3 · 2048 · 7168 · b = 33.8 GB, two layers packed, 2 · 9.8 GB, and, while a layer is
-  unpacked, 48 experts' matrices of gate and up about three times over, 8 GB.
+Memory: see plain_memory.py (with fused kernels: device_memory.py).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kimi_adapters import deepseek_layout, mla, yarn
+from kimi_adapters import deepseek_layout, mla, plain_memory, yarn
 from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.device_paths import free_bytes, sizes
-from kimi_adapters.host_memory import check_host
 from kimi_adapters.lanes import Lane, pieces
 from kimi_adapters.layers import linear, rms_norm, swiglu
 from kimi_adapters.moe import Experts, PackedExperts, Router, dispatch, route, routed_sum
+from kimi_adapters.pass_memory import Need, PassMemory, Room, layer_bytes
 from kimi_adapters.weights import Checkpoint
 
 
@@ -57,11 +52,23 @@ class DeepseekForward:
         """cos and sin of positions [T]."""
         return yarn.rope_tables(self.config, positions.to(self.device))
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
-        """UserError when a CPU's memory does not do: see host_memory.py."""
-        if self.device.type == "cpu":
-            layers = checkpoint.layer_bytes if all_layers else 2 * checkpoint.largest_layer_bytes
-            check_host(self.config, [lane.total for lane in lanes], layers, self.dtype.itemsize, free_bytes(self.device))
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], kept: Mapping[int, Any] | None, held_bytes: int) -> bool:
+        """As Family.check."""
+        longest = max((end - start for lane in lanes for start, end in lane.samples), default=0)
+        layers, cpu = layer_bytes(self.config, self.dtype.itemsize), self.device.type == "cpu"
+        free = free_bytes(self.device) + (layers.total if cpu and kept else 0)
+        memory = PassMemory(
+            lambda shards, size: self.need(shards, longest, size, held_bytes),
+            layers,
+            [lane.total for lane in lanes],
+            kept is not None,
+        )
+        memory.check(len(lanes), lambda size: Room(free, "host" if cpu else "device"))
+        return memory.stay(len(lanes), free)
+
+    def need(self, shards: Sequence[int], longest: int, layer_bytes: int, held_bytes: int) -> Need:
+        """What a pass over shards of those tokens needs with so many bytes of layers: see plain_memory.py."""
+        return plain_memory.need(self.config, self.sizes, shards, longest, layer_bytes, held_bytes, self.dtype.itemsize)
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:
         """Layer `index` as it is stored, on the device: experts stay packed."""

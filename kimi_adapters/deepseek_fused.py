@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kimi_adapters import mla
+from kimi_adapters import device_memory, mla
 from kimi_adapters.deepseek import Block, DeepseekForward, Layer
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.device_memory import check_fits, need
-from kimi_adapters.device_paths import causal_attention, free_bytes
+from kimi_adapters.device_paths import causal_attention
 from kimi_adapters.grouped_kernels import HALF, fits, grouped_product, grouped_swiglu
 from kimi_adapters.lanes import Lane, Span
 from kimi_adapters.layers import linear
@@ -29,6 +28,7 @@ from kimi_adapters.mla import LATENT_NORM_EPS
 from kimi_adapters.mla_kernels import place_positions, rms_norm_rows
 from kimi_adapters.moe import Experts, PackedExperts, Router, route
 from kimi_adapters.moe_kernels import choose_experts, combine_rows, sort_by_expert, spread_rows, swiglu_rows, unpack_int4
+from kimi_adapters.pass_memory import Need
 from kimi_adapters.weights import Checkpoint
 
 SIDE_STREAMS = 2
@@ -64,13 +64,9 @@ class FusedDeepseek(DeepseekForward):
         self._room = room or Room()
         self._sides = [torch.cuda.Stream(device) for _ in range(SIDE_STREAMS)]
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
-        """UserError when the device's memory does not do for a pass; what this process holds counts as free."""
-        shards = [lane.total for lane in lanes]
-        longest = max((end - start for lane in lanes for start, end in lane.samples), default=0)
-        layers = checkpoint.layer_bytes if all_layers else 2 * checkpoint.largest_layer_bytes
-        needed = need(self.config, self.sizes, shards, longest, layers, held_bytes)
-        check_fits(needed, free_bytes(self.device) + torch.cuda.memory_reserved(self.device), shards)
+    def need(self, shards: Sequence[int], longest: int, layer_bytes: int, held_bytes: int) -> Need:
+        """As DeepseekForward.need: see device_memory.py."""
+        return device_memory.need(self.config, self.sizes, shards, longest, layer_bytes, held_bytes)
 
     def load(self, checkpoint: Checkpoint, index: int) -> Layer:
         """Layer `index` as it is stored, on the device; a router whose float32 weights are bf16 values is kept in bf16."""

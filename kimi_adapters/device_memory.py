@@ -1,7 +1,7 @@
-"""What deepseek_fused needs of an NVIDIA GPU's memory, part by part, and what fits.
+"""What deepseek_fused needs of an NVIDIA GPU's memory, part by part; whether that fits, pass_memory says.
 
 At K2.5's sizes, T tokens in a pass, t in its largest shard, s in its longest sample (GB = 10⁹ bytes):
-- two layers as they are stored, 2 · 9.9 GB, and one layer's experts unpacked, 33.8 GB;
+- two layers as they are stored, 2 · 9.8 GB, and one layer's experts unpacked, 33.8 GB;
 - a token of the pass: 14,336 B of residual stream, 256 B of positions;
 - states on their way out, 14,336 B a token and state: three of the pass about its last layer, held_bytes at most, one
   of a shard at least;
@@ -12,32 +12,14 @@ pinned: 0.8 GB for layers and 59 MB for states.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from errors import UserError
 from kimi_adapters.chunk_sizes import Sizes
 from kimi_adapters.deepseek_config import DeepseekConfig
+from kimi_adapters.pass_memory import Need
 
 B = 2  # bytes of a bf16
 # States that may wait: two of 262,144 tokens of K2.5 in bf16, what the last layers of a pass give within two seconds.
 HELD_BYTES = 8 << 30
-RESERVE = 1.08  # what the allocator loses between blocks, and CUDA's own gigabyte
-
-
-@dataclass(frozen=True)
-class Need:
-    """Bytes: `layers` (stored and unpacked), `streams` (streams and positions), `output`, `work` (the larger of
-    attention and products)."""
-
-    layers: int
-    streams: int
-    output: int
-    work: int
-
-    @property
-    def total(self) -> int:
-        """With what the allocator loses."""
-        return int((self.layers + self.streams + self.output + self.work) * RESERVE)
 
 
 def need(config: DeepseekConfig, sizes: Sizes, shards: Sequence[int], longest: int, layer_bytes: int, held_bytes: int) -> Need:
@@ -55,20 +37,6 @@ def need(config: DeepseekConfig, sizes: Sizes, shards: Sequence[int], longest: i
             min(sizes.expert_tokens, largest) * _mixture(c),
             min(sizes.tokens, largest) * B * (2 * c.hidden_size + 3 * c.intermediate_size),
         ),
-    )
-
-
-def check_fits(needed: Need, free: int, shards: Sequence[int], free_as: str = "are free") -> None:
-    """UserError when a pass needs more than `free` bytes; it says how many of these shards would fit."""
-    if needed.total <= free:
-        return
-    fixed = int((needed.layers + needed.work) * RESERVE)
-    each = int((needed.streams + needed.output) * RESERVE / max(1, len(shards)))
-    fit = max(0, free - fixed) // max(1, each)
-    would = f"set running.shards_per_pass to {fit}" if fit else f"give a device with {fixed + each:,} bytes, or smaller shards"
-    raise UserError(
-        f"a pass over {sum(shards):,} tokens in {len(shards)} shards needs {needed.total / 1e9:.1f} GB of device memory and "
-        f"{free / 1e9:.1f} GB {free_as}; {would}."
     )
 
 

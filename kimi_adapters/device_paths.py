@@ -19,9 +19,9 @@ def sizes(device: torch.device) -> Sizes:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody uses now."""
+    """Memory of the device that nobody else uses now: what this process holds of a GPU counts as free."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     with open("/proc/meminfo", encoding="ascii") as file:
         available = next(line.split()[1] for line in file if line.startswith("MemAvailable"))
     return int(available) * 1024

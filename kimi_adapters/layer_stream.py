@@ -13,7 +13,7 @@ SmolLM2-135M in float32, 32k tokens in shards of 4k: 75 MB + 25 MB + 19 MB + 2 Â
 the CPU and let go before the first layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from errors import UserError
 from kimi_adapters.config import TextConfig
 from kimi_adapters.deepseek import DeepseekForward
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.device_paths import free_bytes, has_fused_kernels, sizes
+from kimi_adapters.device_paths import has_fused_kernels, sizes
 from kimi_adapters.lanes import Lane, ShardTokens, positions, sample_bounds
 from kimi_adapters.layer_ids import check_layer_ids
 from kimi_adapters.llama_config import LlamaConfig
@@ -45,9 +45,9 @@ class Family(Protocol):
         """cos and sin of positions [T], on the device."""
         ...
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
-        """UserError when the device's memory does not do for a pass in which `all_layers` stay, or two are there, and
-        states of `held_bytes` may wait."""
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], kept: Mapping[int, Any] | None, held_bytes: int) -> bool:
+        """Whether all layers stay on the device beside this pass, whose states wait in up to `held_bytes`; else two are
+        there. `kept` are those that stayed so far, None where none may. UserError when two do not fit either."""
         ...
 
     def load(self, checkpoint: Checkpoint, index: int) -> Any:
@@ -82,16 +82,16 @@ class LayerCache:
     """Layers that stay on the device from pass to pass, by index, where all of them fit.
 
     One cache serves one checkpoint and dtype. Kept are all layers or none: with some, every pass would still wait for
-    the slowest of the others.
+    the slowest of the others. A pass that does not fit beside them drops them.
     """
 
     layers: dict[int, Any] = field(default_factory=dict)
 
-    def fits(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether layers are kept: when they take no more than half of the device's free memory, as they are stored
-        or in `dtype`, whichever is wider."""
-        stored = checkpoint.layer_bytes * max(1.0, dtype.itemsize / 2)
-        return bool(self.layers) or stored <= free_bytes(device) / 2
+    def drop(self, device: torch.device) -> None:
+        """Lets them go, once nothing on the device computes with them any more."""
+        if self.layers and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.layers.clear()
 
 
 @torch.no_grad()
@@ -149,10 +149,11 @@ def _pass(
     wanted = set(check_layer_ids(layer_ids, config.num_layers))
     family = family_of(config, device, compute_dtype)
     lanes = [_lane(number, shard, config, family, device) for number, shard in enumerate(shards)]
-    if resident is not None and not resident.fits(checkpoint, device, compute_dtype):
-        resident = None
-    family.check(checkpoint, lanes, resident is not None, transport.held_bytes)
     kept = resident.layers if resident is not None else None
+    if not family.check(checkpoint, lanes, kept, transport.held_bytes):
+        if resident is not None:
+            resident.drop(device)
+        kept = None
     layers = transport.layers(reading.through(family, kept is not None), kept)
     streams = transport.embedded([shard.input_ids for shard in shards], compute_dtype)
     for index, stored in enumerate(layers):

@@ -1,11 +1,13 @@
 """The Llama forward over residual streams, as layer_stream takes it. Decoding does not see this module."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kimi_adapters.device_paths import free_bytes
 from kimi_adapters.lanes import Lane
 from kimi_adapters.llama import LayerWeights, finish_layer, pack_layer, project_qkv
 from kimi_adapters.llama_config import LlamaConfig
@@ -25,8 +27,11 @@ class LlamaForward:
         """cos and sin of positions [T]."""
         return rope_tables(inverse_frequencies(self.config, self.device), positions.to(self.device))
 
-    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], all_layers: bool, held_bytes: int) -> None:
-        """Nothing is known here of a device's memory."""
+    def check(self, checkpoint: Checkpoint, lanes: Sequence[Lane], kept: Mapping[int, Any] | None, held_bytes: int) -> bool:
+        """As Family.check. What a pass needs is not known here: layers stay that take no more than half of the memory, as
+        they are stored or in the dtype, whichever is wider."""
+        stored = checkpoint.layer_bytes * max(1.0, self.dtype.itemsize / 2)
+        return kept is not None and (bool(kept) or stored <= free_bytes(self.device) / 2)
 
     def load(self, checkpoint: Checkpoint, index: int) -> LayerWeights:
         """Layer `index` on the device."""

@@ -4,44 +4,22 @@ No stage reaches this module: a pass's size is in no key. Neither torch nor a we
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from artifacts.stage import Made, Node, Pending
-from errors import UserError
-from kimi_adapters.chunk_sizes import CUDA
+from kimi_adapters import device_memory, plain_memory
+from kimi_adapters.chunk_sizes import CPU, CUDA
 from kimi_adapters.config import read_config
 from kimi_adapters.deepseek_config import DeepseekConfig
-from kimi_adapters.deepseek_layout import layer_tensors
-from kimi_adapters.device_memory import HELD_BYTES, check_fits, need
-from kimi_adapters.host_memory import check_host
-from kimi_adapters.tensor_file import ITEM_BYTES
+from kimi_adapters.device_memory import HELD_BYTES
+from kimi_adapters.pass_memory import Need, PassMemory, Room, layer_bytes
 from running.devices import Memory
 from tasks.settings import Settings
 
-_FUSED = 9.0  # compute capability of GPUs on which device_memory's arithmetic holds
+_FUSED = 9.0  # compute capability of GPUs from which on device_memory's arithmetic holds in bf16, and plain_memory's below
 _OPEN = 0.97  # share of the memory that a pass may take whose size is left open: a driver keeps some
 _ITEM = {"bfloat16": 2, "float32": 4}
-
-
-@dataclass(frozen=True)
-class LayerBytes:
-    """Layers as they are stored: all together, and the largest."""
-
-    total: int
-    largest: int
-
-
-def layer_bytes(config: DeepseekConfig) -> LayerBytes:
-    """The layers' bytes by the configuration, weights that are not packed in 16 bits."""
-    dense = min(config.first_dense_layers, config.num_layers)
-    kinds = {0: dense, dense: config.num_layers - dense}  # the first layer of a kind, and how many are alike
-    sizes = [(_bytes_of(config, first), count) for first, count in kinds.items() if count]
-    return LayerBytes(sum(size * count for size, count in sizes), max(size for size, _ in sizes))
-
-
-def _bytes_of(config: DeepseekConfig, index: int) -> int:
-    return sum(math.prod(one.shape) * ITEM_BYTES[one.dtypes[0]] for one in layer_tensors(config, index).values())
 
 
 def sized(
@@ -54,7 +32,7 @@ def sized(
     size = settings.running.shards_per_pass
     if size is None and (tokens := hiding(nodes[0]) if nodes else None):
         judged = _judged(settings, nodes, memory)
-        size = judged.largest(tokens) if judged and judged.known else None
+        size = judged.largest(tokens) if judged else None
     return [replace(node, knobs={**node.knobs, "shards_per_pass": size or 1}) for node in nodes]
 
 
@@ -75,42 +53,35 @@ class _Judged:
     """Passes over nodes, by what they need of the memory there is."""
 
     def __init__(self, settings: Settings, config: DeepseekConfig, memory: Memory, nodes: list[Node]) -> None:
-        self._settings, self._config, self._memory, self._layers = settings, config, memory, layer_bytes(config)
-        self._shards = sorted((tokens for node in nodes for tokens in _shards(node, settings)), reverse=True)
+        self._settings, self._memory = settings, memory
+        shards = [tokens for node in nodes for tokens in _shards(node, settings)]
+        self._count, longest, capability = len(shards), settings.corpus.max_length, memory.capability
+        item = _ITEM[settings.hidden_states.compute_dtype]
+        sizes, held = (CPU, 0) if capability is None else (CUDA, HELD_BYTES)
 
-    @property
-    def known(self) -> bool:
-        """Whether it is known what a pass takes on these devices."""
-        bf16 = self._settings.hidden_states.compute_dtype == "bfloat16"
-        return self._memory.capability is None or (self._memory.capability >= _FUSED and bf16)
+        def needs(shards: Sequence[int], layers: int) -> Need:
+            if capability is not None and capability >= _FUSED and item == 2:
+                return device_memory.need(config, sizes, shards, longest, layers, held)
+            return plain_memory.need(config, sizes, shards, longest, layers, held, item)
+
+        self._passes = PassMemory(needs, layer_bytes(config, item), shards)
 
     def largest(self, tokens: int) -> int:
         """The smallest pass that has so many tokens, or the largest one that fits."""
-        size = max(1, min(math.ceil(tokens / self._settings.corpus.shard_tokens), len(self._shards)))
-        while size > 1:
-            try:
-                self.check(size, _OPEN)
-                return size
-            except UserError:
-                size -= 1
-        return size
+        size = max(1, min(math.ceil(tokens / self._settings.corpus.shard_tokens), self._count))
+        return next((fewer for fewer in range(size, 1, -1) if self._passes.fits(fewer, self._room(fewer, _OPEN).bytes)), 1)
 
-    def check(self, size: int, share: float = 1.0) -> None:
-        """UserError when a pass of the ``size`` largest shards cannot fit that share of the memory."""
-        shards, layers, memory = self._shards[:size], self._layers, self._memory
-        there = int(memory.bytes * share)
-        item = _ITEM[self._settings.hidden_states.compute_dtype]
-        if memory.capability is None:
-            children = max(1, min(memory.children, math.ceil(len(self._shards) / size)))
-            each = there // children
-            kept = layers.total if layers.total * max(1.0, item / 2) <= each / 2 else 2 * layers.largest
-            whose = "are there" if children == 1 else f"are there for each of {children} children"
-            check_host(self._config, shards, kept, item, each, whose)
-        elif self.known:
-            kept = layers.total if layers.total <= there / 2 else 2 * layers.largest
-            longest = min(self._settings.corpus.max_length, max(shards, default=0))
-            needed = need(self._config, CUDA, shards, longest, kept, HELD_BYTES)
-            check_fits(needed, there, shards, "are on the smallest GPU")
+    def check(self, size: int) -> None:
+        """UserError when a pass of the ``size`` largest shards cannot fit the memory."""
+        self._passes.check(size, self._room)
+
+    def _room(self, size: int, share: float = 1.0) -> Room:
+        """That share of the smallest GPU's memory; of the host's, what each child gets that has a pass of the size."""
+        there = int(self._memory.bytes * share)
+        if self._memory.capability is not None:
+            return Room(there, "device", "are on the smallest GPU")
+        children = max(1, min(self._memory.children, math.ceil(self._count / size)))
+        return Room(there // children, "host", "are there" if children == 1 else f"are there for each of {children} children")
 
 
 def _shards(node: Node, settings: Settings) -> Iterator[int]:

@@ -14,9 +14,9 @@ from kimi_adapters.device_paths import sizes
 from kimi_adapters.draft import EMBEDDINGS, HEAD, VERIFIER_ONLY, draft_config
 from kimi_adapters.gpu_transport import HELD_BYTES
 from kimi_adapters.layer_ids import default_layer_ids
+from kimi_adapters.pass_memory import layer_bytes
 from kimi_adapters.recipe import Recipe
 from running.pace import FITTING
-from tasks.passes import layer_bytes
 from tasks.settings import Settings
 
 ROOT = Path(__file__).parents[2]

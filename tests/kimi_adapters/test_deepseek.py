@@ -1,6 +1,6 @@
 """Our DeepSeek-V3 against transformers' on the unpacked weights of tiny checkpoints, on CPU and on a GPU."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kimi_adapters import device_paths
+from kimi_adapters import device_paths, plain_memory
+from kimi_adapters.deepseek_config import DeepseekConfig
 from kimi_adapters.layer_stream import LayerCache, ShardTokens
 from kimi_adapters.layers import rms_norm
 from kimi_adapters.moe import Router
+from kimi_adapters.pass_memory import Need, PassMemory, layer_bytes
 from kimi_adapters.tiny_checkpoint import make
 from kimi_adapters.tiny_config import Options
 from kimi_adapters.weights import Checkpoint
@@ -63,6 +65,22 @@ def logits(folder: Path, last: Tensor) -> Tensor:
     return normed @ checkpoint.lm_head(torch.float32).t()
 
 
+def config_of(folder: Path) -> DeepseekConfig:
+    config = Checkpoint(folder).config
+    assert isinstance(config, DeepseekConfig)
+    return config
+
+
+def passes_of(folder: Path, shards: list[ShardTokens]) -> PassMemory:
+    """What a CPU's pass over shards needs, in float32."""
+    config, longest = config_of(folder), max(int(shard.offsets.diff().max()) for shard in shards)
+
+    def needs(tokens: Sequence[int], layers: int) -> Need:
+        return plain_memory.need(config, device_paths.CPU, tokens, longest, layers, 0, 4)
+
+    return PassMemory(needs, layer_bytes(config, 4), [len(shard.input_ids) for shard in shards])
+
+
 def error(states: Tensor, reference: Tensor) -> float:
     return float((states.float() - reference).norm() / reference.norm())
 
@@ -110,13 +128,21 @@ def test_the_bytes_of_a_shard_do_not_depend_on_its_company(folder: Path, device:
 
 def test_layers_stay_only_where_all_of_them_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = LayerCache()
-    half = Checkpoint(folder).layer_bytes * 2 * 2 - 1  # float32 is twice as wide as what is stored
-    monkeypatch.setattr("kimi_adapters.layer_stream.free_bytes", lambda device: half)
-    ours([SHARD], folder, LAYERS, resident=cache)
+    memory, size = passes_of(folder, [SHARD]), 10**9
+    least = next(free for free in range(0, size, 1000) if memory.stay(1, free))
+    free = [least - 1000]
+    monkeypatch.setattr("kimi_adapters.deepseek.free_bytes", lambda device: free[0])
+    (streamed,) = ours([SHARD], folder, LAYERS, resident=cache)
     assert cache.layers == {}
-    monkeypatch.setattr("kimi_adapters.layer_stream.free_bytes", lambda device: half + 1)
+    free[0] = least
     ours([SHARD], folder, LAYERS, resident=cache)
     assert sorted(cache.layers) == list(range(7))
+    free[0] = least - layer_bytes(config_of(folder), 4).total  # they are there by now
+    ours([SHARD], folder, LAYERS, resident=cache)
+    assert sorted(cache.layers) == list(range(7))
+    (states, _) = ours([SHARD, SHARD], folder, LAYERS, resident=cache)
+    assert cache.layers == {}, "a larger pass does not fit beside them"
+    assert all(torch.equal(states[name], streamed[name]) for name in NAMES)
 
 
 def test_states_do_not_depend_on_where_chunks_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from errors import UserError
 from flows import train_draft
 from flows.planning import open_host, plan
 from kimi_adapters.deepseek_config import DeepseekConfig
+from kimi_adapters.pass_memory import layer_bytes
 from kimi_adapters.tiny_checkpoint import make
 from kimi_adapters.weights import Checkpoint
 from running.devices import Memory
@@ -69,8 +70,25 @@ def test_a_pass_that_fits_no_gpu_says_what_would(tmp_path: Path) -> None:
     assert check(given, nodes(5), CARD_96), "no more than there are"
     with pytest.raises(UserError, match="in 26 shards"):
         check(given, nodes(1, 30 * SHARD, pending=True), CARD_96)
-    assert check(given, nodes(40), Memory(96 * 10**9, 8, 8.0)), "of older GPUs nothing is known"
     assert check(given, nodes(40), None)
+
+
+def test_a_gpu_without_the_fused_kernels_has_its_own_arithmetic(tmp_path: Path) -> None:
+    given = settings(tmp_path, 4)
+    assert check(given, nodes(40), Memory(96 * 10**9, 8, 9.0))
+    with pytest.raises(UserError, match=r"of device memory and 80.0 GB are on .*; give a device with [\d,]+ bytes"):
+        check(given, nodes(40), Memory(80 * 10**9, 8, 8.0))
+    wide = settings(tmp_path, 4, hidden_states={"compute_dtype": "float32"})
+    with pytest.raises(UserError, match=r"of device memory and 141.0 GB are .*; set running.shards_per_pass to 2\."):
+        check(wide, nodes(40), H200)
+    assert check(settings(tmp_path, 2, hidden_states={"compute_dtype": "float32"}), nodes(40), H200)
+
+
+def test_layers_stay_only_beside_a_pass_that_fits(tmp_path: Path) -> None:
+    """Seven layers are 60 GB, and 8 shards with all of them 139.5; streamed 96.1."""
+    given = settings(tmp_path, 8)
+    (tmp_path / "config.json").write_text(json.dumps(kimi_widths.values(7)))
+    assert check(given, nodes(8), Memory(125 * 10**9, 1, 9.0))
 
 
 def test_what_is_recorded_needs_no_memory(tmp_path: Path) -> None:
@@ -84,6 +102,14 @@ def test_a_pass_that_fits_no_host(tmp_path: Path) -> None:
     assert check(wide, nodes(1), host)
     with pytest.raises(UserError, match=r"for each of 4 children; .*running.cpu_slots"):
         check(wide, nodes(8), Memory(host.bytes, 4, None))
+    many = settings(tmp_path, 40, hidden_states={"compute_dtype": "float32"})
+    with pytest.raises(UserError, match=r"256.0 GB are there; set running.shards_per_pass to (\d+)\.") as caught:
+        check(many, nodes(40), Memory(host.bytes, 1, None))
+    fit = int(str(caught.value).split()[-1].rstrip("."))
+    named, more = (settings(tmp_path, n, hidden_states={"compute_dtype": "float32"}) for n in (fit, fit + 1))
+    assert check(named, nodes(40), Memory(host.bytes, 1, None))
+    with pytest.raises(UserError, match=f"set running.shards_per_pass to {fit}"):
+        check(more, nodes(40), Memory(host.bytes, 1, None))
 
 
 @pytest.mark.parametrize(("memory", "tokens", "size"), [(H200, 394_000, 4), (H200, 10**7, 27), (CARD_96, 3_370_000, 6)])
@@ -98,7 +124,7 @@ def test_a_pass_left_open_hides_the_reading_as_far_as_it_fits(tmp_path: Path, me
 def test_layers_weigh_what_their_files_do(tmp_path: Path) -> None:
     checkpoint = Checkpoint(make(tmp_path))
     assert isinstance(checkpoint.config, DeepseekConfig)
-    found = passes.layer_bytes(checkpoint.config)
+    found = layer_bytes(checkpoint.config)
     assert found.total == pytest.approx(checkpoint.layer_bytes, rel=0.01)
     assert found.largest == pytest.approx(checkpoint.largest_layer_bytes, rel=0.01)
 
