@@ -1,6 +1,6 @@
 """Draft-and-verify decoding with a real verifier and a real draft, greedy or sampled, and its plain greedy twin."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,8 +12,9 @@ from kimi_adapters.draft_sequences import SequenceCache
 from kimi_adapters.token_choice import Greedy, TokenChoice
 from kimi_adapters.verifier import Verifier
 
-# Prompts that callers give at once (a step of one prompt reads all weights for k + 1 tokens).
-SIDE_BY_SIDE = 32
+# Prompts at once, since a step of one reads all weights for k + 1 tokens; and their tokens, which bound the cache: 4.3 GB of an
+# 8B Llama's in float32.
+ROWS, TOKENS = 32, 16_384
 TIE = 1e-5  # of the largest logit: sums of some hundred float32 products, taken in another order, differ by a tenth of it
 
 
@@ -71,49 +72,26 @@ def decode_all(
     what was emitted. `progress` is called with (prompts finished, prompts). UserError when prompt and answer do not fit the
     verifier's context.
     """
-    if len(prompts) > PROPOSE_ROWS:
-        raise ValueError(f"{len(prompts)} prompts at once; give at most {PROPOSE_ROWS}")
-    answers = [_Answer(number, choice, [0] * k) for number, choice in enumerate(choices or [Greedy() for _ in prompts])]
-    longest = max(map(len, prompts)) + max_new_tokens
-    cache = verifier.new_cache(len(prompts), max(longest, min(longest + k, verifier.config.max_position_embeddings)))
-    draft_cache = SequenceCache(draft, sum(map(len, prompts)) + len(prompts) * max_new_tokens, len(prompts))
-
-    def ends(answer: _Answer) -> bool:
-        return len(answer.output) >= max_new_tokens or answer.output[-1] in stop_ids
-
-    padded = [[*prompt, *[0] * (longest - max_new_tokens - len(prompt))] for prompt in prompts]
-    step = verifier.forward(torch.tensor(padded), cache, draft.shape.layer_ids)
-    cache.truncate([len(prompt) for prompt in prompts])
-    hidden = []
-    for answer, prompt in zip(answers, prompts, strict=True):
-        row, size = answer.number, len(prompt)
-        answer.output.append(answer.choice.first(verifier.logits(step.last[row, size - 1])))
-        known = [*prompt[1:], answer.output[0]]
-        draft_cache.place([row] * size)
-        hidden.append(draft.feed(step.aux[row, :size], known, draft_cache))
-    active = [answer for answer in answers if not ends(answer)]
-    states = torch.cat([hidden[answer.number] for answer in active]) if active else None
-    cache.keep([answer.number for answer in active])
-    while active and states is not None:
-        width = min(k, cache.capacity - 1 - int(cache.lengths.max()))
-        proposals = _propose(draft, active, states, width, draft_cache)
-        verified = cache.lengths.tolist()
-        tokens = [[answer.output[-1], *proposed] for answer, proposed in zip(active, proposals, strict=True)]
-        step = verifier.forward(torch.tensor(tokens), cache, draft.shape.layer_ids)
-        logits = verifier.logits(step.last)
-        emitted = []
-        for row, (answer, proposed) in enumerate(zip(active, proposals, strict=True)):
-            chosen, matches = answer.choice.judge(proposed, logits[row])
-            emitted.append(until_stop(chosen[: max_new_tokens - len(answer.output)], stop_ids))
-            answer.note(emitted[-1], matches)
-        cache.truncate([before + len(new) for before, new in zip(verified, emitted, strict=True)])
-        going = [row for row, answer in enumerate(active) if not ends(answer)]
-        states = _feed(draft, active, going, step.aux, emitted, draft_cache) if going else None
-        cache.keep(going)
-        active = [active[row] for row in going]
+    batch = _Batch(verifier, draft, prompts, k, max_new_tokens, stop_ids, choices or [Greedy() for _ in prompts])
+    while batch.active:
+        batch.step()
         if progress:
-            progress(len(answers) - len(active), len(answers))
-    return [DecodeResult(one.output, Acceptance(len(one.output) - 1, one.steps, tuple(one.accepted))) for one in answers]
+            progress(len(prompts) - len(batch.active), len(prompts))
+    return [one.result() for one in batch.answers]
+
+
+def side_by_side(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[slice]:
+    """The prompts in runs that `decode_all` takes at once: ROWS or, where they are long, as many as have TOKENS together."""
+    start = 0
+    while start < len(prompts):
+        stop, longest = start, 0
+        while stop < min(len(prompts), start + ROWS):
+            longest = max(longest, len(prompts[stop]) + max_new_tokens)
+            if stop > start and (stop + 1 - start) * longest > TOKENS:
+                break
+            stop += 1
+        yield slice(start, stop)
+        start = stop
 
 
 @dataclass
@@ -133,31 +111,97 @@ class _Answer:
             self.accepted[place] += 1
         self.output += emitted
 
-
-def _propose(draft: DraftRunner, active: Sequence[_Answer], states: Tensor, k: int, cache: SequenceCache) -> list[list[int]]:
-    """The proposals of each answer after what is known of it, each by its own choice."""
-
-    def choose(logits: Tensor, targets: Tensor) -> Tensor:
-        return torch.cat([one.choice.propose(logits[row : row + 1], targets) for row, one in enumerate(active)])
-
-    last = torch.tensor([cache.last[answer.number] for answer in active])
-    proposals: list[list[int]] = draft.propose(states, last, k, cache, choose).tolist()
-    return proposals
+    def result(self) -> DecodeResult:
+        return DecodeResult(self.output, Acceptance(len(self.output) - 1, self.steps, tuple(self.accepted)))
 
 
-def _feed(
-    draft: DraftRunner,
-    active: Sequence[_Answer],
-    rows: Sequence[int],
-    aux: Tensor,
-    emitted: Sequence[Sequence[int]],
-    cache: SequenceCache,
-) -> Tensor:
-    """What was emitted in these rows goes to the draft; gives the state of each one's last token."""
-    known = torch.cat([aux[row, : len(emitted[row])] for row in rows])
-    cache.place([active[row].number for row in rows for _ in emitted[row]])
-    last = torch.tensor([len(emitted[row]) for row in rows]).cumsum(0) - 1
-    return draft.feed(known, [token for row in rows for token in emitted[row]], cache, last)
+class _Batch:
+    """Answers on their way. `active` are those that go on: row by row of the verifier's cache, and of the draft's `_states`."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        draft: DraftRunner,
+        prompts: Sequence[Sequence[int]],
+        k: int,
+        max_new_tokens: int,
+        stop_ids: Collection[int],
+        choices: Sequence[TokenChoice],
+    ):
+        if len(prompts) > PROPOSE_ROWS:
+            raise ValueError(f"{len(prompts)} prompts at once; give at most {PROPOSE_ROWS}")
+        self._verifier, self._draft = verifier, draft
+        self._k, self._max_new_tokens, self._stop_ids = k, max_new_tokens, stop_ids
+        self.answers = [_Answer(number, choice, [0] * k) for number, choice in enumerate(choices)]
+        longest = max(map(len, prompts)) + max_new_tokens
+        self._cache = verifier.new_cache(len(prompts), max(longest, min(longest + k, verifier.config.max_position_embeddings)))
+        self._fed = SequenceCache(draft, sum(map(len, prompts)) + len(prompts) * max_new_tokens, len(prompts))
+        self._prefill(prompts)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Each prompt's first token. The draft takes prompts one by one: of all at once each would be scored against all."""
+        longest = max(map(len, prompts))
+        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
+        step = self._verifier.forward(padded, self._cache, self._draft.shape.layer_ids)
+        self._cache.truncate([len(prompt) for prompt in prompts])
+        states = []
+        for row, (answer, prompt) in enumerate(zip(self.answers, prompts, strict=True)):
+            last = len(prompt) - 1
+            answer.output.append(answer.choice.first(self._verifier.logits(step.last[row, last])))
+            self._fed.place([row] * len(prompt))
+            states.append(self._draft.feed(step.aux[row, : last + 1], [*prompt[1:], *answer.output], self._fed))
+        self.active, self._states = self.answers, torch.cat(states)
+        rows = self._going()
+        self._states = self._states[rows]
+        self._keep(rows)
+
+    def step(self) -> None:
+        """Proposals, the verifier's judgement of them, and what was emitted to both caches."""
+        width = min(self._k, self._cache.capacity - 1 - int(self._cache.lengths.max()))
+        proposals = self._propose(width)
+        verified = self._cache.lengths.tolist()
+        tokens = [[answer.output[-1], *proposed] for answer, proposed in zip(self.active, proposals, strict=True)]
+        step = self._verifier.forward(torch.tensor(tokens), self._cache, self._draft.shape.layer_ids)
+        logits = self._verifier.logits(step.last)
+        emitted = []
+        for row, (answer, proposed) in enumerate(zip(self.active, proposals, strict=True)):
+            chosen, matches = answer.choice.judge(proposed, logits[row])
+            emitted.append(until_stop(chosen[: self._max_new_tokens - len(answer.output)], self._stop_ids))
+            answer.note(emitted[-1], matches)
+        self._cache.truncate([before + len(new) for before, new in zip(verified, emitted, strict=True)])
+        rows = self._going()
+        if rows:
+            self._states = self._feed(rows, step.aux, emitted)
+        self._keep(rows)
+
+    def _going(self) -> list[int]:
+        """Rows whose answers have not ended."""
+        return [
+            row
+            for row, answer in enumerate(self.active)
+            if len(answer.output) < self._max_new_tokens and answer.output[-1] not in self._stop_ids
+        ]
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        self._cache.keep(rows)
+        self.active = [self.active[row] for row in rows]
+
+    def _propose(self, k: int) -> list[list[int]]:
+        """The proposals of each answer after what is known of it, each by its own choice."""
+
+        def choose(logits: Tensor, targets: Tensor) -> Tensor:
+            return torch.cat([one.choice.propose(logits[row : row + 1], targets) for row, one in enumerate(self.active)])
+
+        last = torch.tensor([self._fed.last[answer.number] for answer in self.active])
+        proposals: list[list[int]] = self._draft.propose(self._states, last, k, self._fed, choose).tolist()
+        return proposals
+
+    def _feed(self, rows: Sequence[int], aux: Tensor, emitted: Sequence[Sequence[int]]) -> Tensor:
+        """What was emitted in these rows goes to the draft; gives the state of each one's last token."""
+        known = torch.cat([aux[row, : len(emitted[row])] for row in rows])
+        self._fed.place([self.active[row].number for row in rows for _ in emitted[row]])
+        last = torch.tensor([len(emitted[row]) for row in rows]).cumsum(0) - 1
+        return self._draft.feed(known, [token for row in rows for token in emitted[row]], self._fed, last)
 
 
 def tied(verifier: Verifier, prompt_ids: Sequence[int], first: Sequence[int], second: Sequence[int]) -> bool:

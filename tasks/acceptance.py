@@ -110,7 +110,7 @@ def compute_decoding(job: Job) -> None:
     import torch
 
     from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
-    from kimi_adapters.decoding import SIDE_BY_SIDE, decode_all, tied
+    from kimi_adapters.decoding import decode_all, side_by_side, tied
     from kimi_adapters.generation import generate
     from kimi_adapters.tokenizer import Tokenizer
     from kimi_adapters.verifier import Verifier as Model
@@ -127,11 +127,11 @@ def compute_decoding(job: Job) -> None:
     model = Model(Checkpoint(directory), device=job.device, dtype=torch.float32)
     trained, untrained = _runners(job)
     cases = []
-    for start in range(0, len(rows), SIDE_BY_SIDE):
-        batch = rows[start : start + SIDE_BY_SIDE]
-        prompts = [prompt_ids(row["messages"], tokenizer, form) for row in batch]
-        plain = generate(model, prompts, longest, stops, batch_size=SIDE_BY_SIDE, progress=_told(job, 2 * start, 2 * len(rows)))
-        half = _told(job, 2 * start + len(batch), 2 * len(rows))
+    asked = [prompt_ids(row["messages"], tokenizer, form) for row in rows]
+    for run in side_by_side(asked, longest):
+        batch, prompts, before = rows[run], asked[run], 2 * run.start
+        plain = generate(model, prompts, longest, stops, batch_size=len(prompts), progress=_told(job, before, 2 * len(rows)))
+        half = _told(job, before + len(batch), 2 * len(rows))
         drafted = decode_all(model, trained, prompts, k, longest, stops, progress=half)
         for row, prompt, answer, result in zip(batch, prompts, plain, drafted, strict=True):
             if answer != result.output and not tied(model, prompt, answer, result.output):

@@ -137,7 +137,7 @@ def compute_decoding(job: Job) -> None:
     import torch
 
     from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
-    from kimi_adapters.decoding import SIDE_BY_SIDE, decode_all
+    from kimi_adapters.decoding import decode_all, side_by_side
     from kimi_adapters.tokenizer import Tokenizer
     from kimi_adapters.verifier import Verifier as Model
     from kimi_adapters.weights import Checkpoint
@@ -149,12 +149,11 @@ def compute_decoding(job: Job) -> None:
     model, draft = Model(Checkpoint(job.input("verifier")), device=job.device, dtype=torch.float32), _runner(job)
     k, longest, stops = job.settings["k"], job.settings["max_new_tokens"], stop_ids(tokenizer, form)
     cases = []
-    for start in range(0, len(rows), SIDE_BY_SIDE):
-        batch = rows[start : start + SIDE_BY_SIDE]
-        prompts = [prompt_ids(row["messages"], tokenizer, form) for row in batch]
-        results = decode_all(model, draft, prompts, k, longest, stops)
-        cases += [({"id": row["id"]}, result.acceptance) for row, result in zip(batch, results, strict=True)]
-        job.progress(start + len(batch), len(rows), "prompts")
+    prompts = [prompt_ids(row["messages"], tokenizer, form) for row in rows]
+    for run in side_by_side(prompts, longest):
+        results = decode_all(model, draft, prompts[run], k, longest, stops)
+        cases += [({"id": row["id"]}, result.acceptance) for row, result in zip(rows[run], results, strict=True)]
+        job.progress(run.stop, len(rows), "prompts")
     _finish(job, "real decoding", cases)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from errors import UserError
 from kimi_adapters.acceptance_length import Acceptance, total
-from kimi_adapters.decoding import DecodeResult, decode, decode_all, greedy, tied, until_stop
+from kimi_adapters.decoding import TOKENS, DecodeResult, decode, decode_all, greedy, side_by_side, tied, until_stop
 from kimi_adapters.draft import draft_config_values, verifier_rows
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -142,6 +142,20 @@ def test_prompts_side_by_side_are_answered_as_each_is_alone(setting: Setting, de
     ]
     choices = [Sampling(1.0, i) for i in range(PROMPTS)]
     assert decode_all(verifier, draft, setting.prompts, K, NEW_TOKENS, NO_STOP, choices) == warm
+
+
+def test_prompts_go_in_runs_of_bounded_rows_and_tokens() -> None:
+    def runs(lengths: list[int], new: int = 10) -> list[int]:
+        prompts = [[1] * length for length in lengths]
+        found = list(side_by_side(prompts, new))
+        assert [number for run in found for number in range(run.start, run.stop)] == list(range(len(prompts)))
+        assert all(
+            len(prompts[run]) * max(len(one) + new for one in prompts[run]) <= TOKENS or len(prompts[run]) == 1 for run in found
+        )
+        return [len(prompts[run]) for run in found]
+
+    assert runs([5] * 70) == [32, 32, 6] and runs([]) == []
+    assert runs([8000, 8000, 8000, 5, 5]) == [2, 2, 1] and runs([20000, 5, 20000]) == [1, 1, 1]
 
 
 def test_answers_may_end_where_the_context_does(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
