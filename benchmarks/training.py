@@ -35,6 +35,7 @@ from kimi_adapters.process_group import Ranks, joined
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.training_choices import choose
 from kimi_adapters.training_loop import DraftTrainer
+from tasks.curves import loader_rate, loader_share
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -157,11 +158,21 @@ def ours(
     counted = loop.curves[min(2 * WARMING + 2, len(loop.curves) // 2) : -1]  # the last step's pack may be nearly empty
     return {
         "tokens_a_second": statistics.median(entry["tokens_per_s"] for entry in counted),
-        "loader_share": sum(entry["loader_wait"] for entry in counted) / sum(entry["seconds"] for entry in counted),
+        "loader_share": loader_share(counted),
+        "loader_gbs": loader_rate(counted) / 1e9,
         "peak_gb": _peak(),
         "steps": len(counted),
         "loss": counted[-1]["loss"],
     }
+
+
+def cold(files: list[ShardFiles]) -> list[ShardFiles]:
+    """The same, out of the page cache (but where `--folder` is memory): what their disk gives is what a step may take."""
+    for one in files:
+        with open(one.states, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return files
 
 
 def on_devices(given: argparse.Namespace, folder: Path, packs: int) -> dict[str, float]:
@@ -220,6 +231,7 @@ def main() -> None:
             f"speculators, {pack}, {large}": (large, 1.0, lambda: stock(widths, files("few"), pack, large, 40)),
             f"ours, {pack}, {large}": (large, f, lambda: ours(one, widths, files("few"), pack, large, profile=given.profile)),
             f"ours, {pack}, {large}, 8 packs a step": (large, f, lambda: ours(one, widths, files("many"), pack, large, 8)),
+            f"ours, {pack}, {large}, from the disk": (large, f, lambda: ours(one, widths, cold(files("few")), pack, large)),
             f"ours, {pack}, {large}, all supervised": (large, 1.0, lambda: ours(one, widths, files("all"), pack, large)),
             f"speculators, {pack}, {small}": (small, 1.0, lambda: stock(widths, files("few"), pack, small, 40)),
             f"ours, {pack}, {small}": (small, f, lambda: ours(one, widths, files("few"), pack, small)),
