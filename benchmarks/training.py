@@ -5,7 +5,8 @@
 speculators' step (0.9, eager loss) has its batch on the device and nothing to load. Ours is the production loop: packs
 from the shards' files through the prefetch, all of it timed, with one pack an optimizer step and with eight. A fraction of
 the ceiling counts the operations of speculators' step, ours computes fewer: `done` counts those. `--devices` adds the loop on
-that many GPUs under torchrun, each with as many packs a step as one alone. `--only` takes rows by patterns of their name;
+that many GPUs under torchrun, each with as many packs a step as one alone. The row of a replay has no fraction that means
+anything. `--only` takes rows by patterns of their name;
 `--profile` writes the kernels of three later steps to a file. `--tiny` runs the same on a CPU in a minute and measures nothing.
 Figures go to $OUT/training.json where OUT is set; a table comes last.
 """
@@ -29,12 +30,14 @@ from speculators.losses import resolve_loss_config
 
 from benchmarks.draft_widths import LAYER_IDS, TTT_STEPS, Widths, write_shards
 from benchmarks.gpu_clocks import Clocks
-from kimi_adapters.draft import build_draft, draft_config
-from kimi_adapters.packing import PackedShards, ShardFiles
+from kimi_adapters.draft import build_draft, draft_config, draft_config_values
+from kimi_adapters.draft_runner import DraftRunner
+from kimi_adapters.packing import PackedShards, Shard, ShardFiles
 from kimi_adapters.process_group import Ranks, joined
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.training_choices import choose
 from kimi_adapters.training_loop import DraftTrainer
+from kimi_adapters.walk import walk_sample
 from tasks.curves import loader_rate, loader_share
 
 CUDA = torch.cuda.is_available()
@@ -175,6 +178,20 @@ def cold(files: list[ShardFiles]) -> list[ShardFiles]:
     return files
 
 
+def replay(widths: Widths, files: list[ShardFiles], intermediate: int) -> dict[str, float]:
+    """The walk over the first sample, as it follows a step: in float32, all of its answer's chains."""
+    model = model_of(recipe_of(128, intermediate), widths, "sdpa")
+    runner = DraftRunner(draft_config_values(model.config, torch.float32), model.state_dict(), DEVICE)
+    shard = Shard(files[0], LAYER_IDS)
+    walk_sample(runner, shard, 0, TTT_STEPS)
+    _wait()
+    began = time.monotonic()
+    walk_sample(runner, shard, 0, TTT_STEPS)
+    _wait()
+    length = int(shard.offsets[1])
+    return {"tokens_a_second": length / (time.monotonic() - began), "peak_gb": _peak(), "loader_share": 0.0}
+
+
 def on_devices(given: argparse.Namespace, folder: Path, packs: int) -> dict[str, float]:
     """The loop on several devices: this program again, under torchrun, over the shards of `folder`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.devices}"]
@@ -237,6 +254,7 @@ def main() -> None:
             f"ours, {pack}, {small}": (small, f, lambda: ours(one, widths, files("few"), pack, small)),
             f"ours, {long}, {small}": (small, f, lambda: ours(one, widths, files("long"), long, small)),
         }
+        rows[f"replay, {long}, {small}"] = small, f, lambda: replay(widths, files("long"), small)
         if given.devices > 1:
             for packs in (1, 8):
                 name = f"ours on {given.devices}, {pack}, {large}, {packs} packs each"
