@@ -32,11 +32,15 @@ class SequenceCache(DraftCache):
         self._owners[filled], self._indices[filled] = torch.tensor(owners), torch.tensor(indices)
         self._placed = filled.stop
 
+    def owners(self, slots: Tensor) -> Tensor:
+        """Whose token each slot holds."""
+        return self._owners[slots]
+
     def indices(self, slots: Tensor) -> Tensor:
         """As DraftCache.indices."""
         return self._indices[slots]
 
     def hidden(self, slots: Tensor, count: int) -> Tensor:
         """As DraftCache.hidden: another sequence's, and what comes later in its own."""
-        others = self._owners[:count] != self._owners[slots][:, None]
+        others = self._owners[:count] != self.owners(slots)[:, None]
         return others | (self._indices[:count] > self._indices[slots][:, None])

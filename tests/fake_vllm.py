@@ -25,16 +25,15 @@ from tests.engine_endpoint import Endpoint, Engine, serving
 class Stubborn:
     """A draft of an architecture that nobody here knows: `DraftRunner`'s part in decoding."""
 
-    shape = SimpleNamespace(layer_ids=[1])
+    shape = SimpleNamespace(layer_ids=[1], num_layers=0, num_kv_heads=1, head_dim=1)
+    device, dtype = torch.device("cpu"), torch.float32
 
-    def new_cache(self, capacity: int) -> SimpleNamespace:
-        return SimpleNamespace(length=0)
-
-    def feed(self, aux: Any, tokens: list[int], cache: SimpleNamespace) -> None:
+    def feed(self, aux: Any, tokens: list[int], cache: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
         cache.length += len(tokens)
+        return torch.zeros(1 if rows is None else len(rows), 1)
 
-    def propose(self, hidden: None, places: Any, k: int, cache: SimpleNamespace, choose: Any) -> torch.Tensor:
-        return torch.full((1, k), 28)
+    def propose(self, states: torch.Tensor, slots: torch.Tensor, k: int, cache: Any, choose: Any) -> torch.Tensor:
+        return torch.full((len(slots), k), 28)
 
 
 def draft_in(folder: Path, verifier: Path) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.projects import Project, ran
 
-STAGE, SINK = "hidden_states", "        noted = self._beside.submit(self.stats[shard].add, name, chunk)\n"
+STAGE, SINK = "hidden_states", "        parts = [self._beside.submit(row_norms, part)"
 
 
 def changed(project: Project, factor: str) -> None:

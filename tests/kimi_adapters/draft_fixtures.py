@@ -101,8 +101,8 @@ def learnable_shard(directory: Path, count: int, seed: int = 0) -> ShardFiles:
 
 
 def timeless(curves: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """Curves without the columns that the clock writes."""
-    clocked = ("tokens_per_s", "seconds", "loader_wait", "loader_reading")
+    """Curves without the columns that the clock writes, or that are of the first rank's packs alone."""
+    clocked = ("tokens_per_s", "seconds", "loader_wait", "loader_reading", "loader_bytes")
     return [{name: value for name, value in entry.items() if name not in clocked} for entry in curves]
 
 
