@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +35,9 @@ class Record(BaseModel):
         return bool(self.lineage.get("reproducible", self.stage not in _ONCE))
 
 
+_held: WeakValueDictionary[tuple[str, int, int, int], Record] = WeakValueDictionary()
+
+
 def read_record(path: Path) -> Record:
     """The record in a file; ``ValueError`` when it is torn, was changed or does not belong there."""
     record = Record.model_validate_json(unchecked(path.read_bytes()))
@@ -53,9 +57,13 @@ class Records:
         return self.root / stage / f"{key}.json"
 
     def get(self, stage: str, key: str) -> Record | None:
-        """The record of ``key``; a torn or foreign file counts as none."""
+        """The record of ``key``; a torn or foreign file counts as none. One that somebody holds is not read again: a run walks
+        its nodes three times, and there may be ten thousand."""
+        path = self.path(stage, key)
         try:
-            return read_record(self.path(stage, key))
+            told = path.stat()
+            identity = (str(path), told.st_ino, told.st_mtime_ns, told.st_size)
+            return _held.get(identity) or _held.setdefault(identity, read_record(path))
         except (FileNotFoundError, ValueError):
             return None
 

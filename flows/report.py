@@ -10,7 +10,7 @@ from flows.outcome import Outcome
 from flows.report_cases import slices
 from flows.report_champion import Champion, champion
 from flows.report_compared import compared_section
-from flows.report_costs import costs, records_of
+from flows.report_costs import costs, noted
 from flows.report_data import data_sections, facts_ref, validation_plots
 from flows.report_decision import decided
 from flows.report_engine import engine_section
@@ -42,7 +42,7 @@ def write_report(
     plots = [*([plot_of(store, made)] if made.judged else []), *validation_plots(store, made.checked)]
     sections = [*judgement(settings, host, made, outcome), *engine_section(made), *seen_prompts(settings, store, made)]
     sections += [training_section(made, curves, run_folder / METRICS)]
-    records = records_of(store, steps)
+    records = noted(store, steps)
     sections += [data_sections(settings, store, made), costs(store, steps, records), lineage(store, records, made)]
     title = f"Draft {settings.name} for {made.verifier.name}"
     text = f"# {title}\n\n" + "\n\n".join(sections) + "\n"

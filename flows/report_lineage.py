@@ -4,23 +4,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from artifacts.records import Record
 from artifacts.stage import Input, Made, Pending
 from artifacts.store import Store
+from flows.report_costs import Noted
 from flows.report_data import facts_ref
 from flows.train_draft import DraftRun
-from running.show import PARENT, proof_of
+from running.show import PARENT
 from tasks.markdown import markdown_table
 
 
-def lineage(store: Store, records: Sequence[Record], made: DraftRun) -> str:
+def lineage(store: Store, records: Sequence[Noted], made: DraftRun) -> str:
     """What went in, what came out, and where the checkpoint lies; ``records`` are those of all nodes."""
     places = [f"`{store.folder(facts_ref(one, 'export').digest)}` ({one.node.name})" for one in made.exports]
     return "\n\n".join(
         [
             "## Lineage",
             markdown_table(["made from", "", "digest"], [*_sources(made)]),
-            *_code(records),
+            *sorted({record.trained for record in records if record.trained}),
             *_adopted(records),
             markdown_table(["artifact", "facts", "digest"], [*_artifacts(made)]),
             f"The checkpoint lies in {' and '.join(places)}.",
@@ -46,27 +46,9 @@ def _digest(given: Input | Pending | None) -> str:
     return f"`{given.digest}`" if isinstance(given, Input) else ""
 
 
-def _code(records: Sequence[Record]) -> list[str]:
-    """One sentence for each code and set of libraries that trained."""
-    return sorted({_by(record) for record in records if record.stage == "training"})
-
-
-def _by(record: Record) -> str:
-    known = record.lineage
-    libraries = [
-        f"{name.removeprefix('library ')} {version}" for name, version in record.parts.items() if name.startswith("library ")
-    ]
-    where, commit = known.get("gpu") or known.get("device", "an unknown device"), known.get("git_commit") or "unknown"
-    return (
-        f"Trained on {known.get('finished', 'an unknown day')} on {where} with git commit {commit}, Python "
-        f"{known.get('python', '?')}, {', '.join(libraries)}."
-    )
-
-
-def _adopted(records: Sequence[Record]) -> list[str]:
+def _adopted(records: Sequence[Noted]) -> list[str]:
     """What was not made with the code as it is now, and what was shown for it."""
-    shown = [(record.stage.replace("_", " "), record.lineage.get("adopted")) for record in records]
-    groups = Counter((stage, adopted["finished"], proof_of(adopted)) for stage, adopted in shown if adopted)
+    groups = Counter((record.stage.replace("_", " "), *record.adopted) for record in records if record.adopted)
     return [f"Adopted on {when}: {count:,} nodes of {stage}, {how}." for (stage, when, how), count in sorted(groups.items())]
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from artifacts.manifest import canonical_json, digest_bytes
-from artifacts.records import Record
+from artifacts.records import Record, Records
 from artifacts.stage import Input, Made, Node, Stage
 from artifacts.store import Store
 from artifacts.writer import ArtifactWriter
 from flows.report_compared import compared_section
+from flows.report_costs import noted
 from flows.report_lineage import lineage
 from flows.train_draft import DraftRun
+from running.walk import Step
 from tasks.formats import ACCEPTANCE
 from tasks.handles import Verifier
 
@@ -95,11 +97,12 @@ def test_lineage_names_what_a_draft_was_made_of(tmp_path: Path) -> None:
     ran.training.node.inputs["parent"] = Input("9a9a", path="champion")
     adopted = {"by": "a tolerance", "proof": ["k1", "k2"], "finished": "2026-11-30", "because": "torch 2.15"}
     trained = {"git_commit": "abc123", "python": "3.11", "device": "cuda:0", "gpu": "NVIDIA H200", "finished": "2026-12-01"}
-    records = []
+    steps = []
     for key, stage, known in (("a", "training", trained), ("b", "hidden_states", {"adopted": adopted})):
         parts = {"library torch": "2.14.1", "setting training.lr": "0.001"}
-        records.append(Record(key=key * 64, stage=stage, node="", parts=parts, outputs={}, lineage=known))
-    text = lineage(store, records, ran)
+        Records(store.root).put(Record(key=key * 64, stage=stage, node="", parts=parts, outputs={}, lineage=known))
+        steps.append(Step(stage, "", "hit", key=key * 64))
+    text = lineage(store, noted(store, steps), ran)
     for row in (
         f"| verifier | org/verifier | `{digest_bytes(canonical_json({'embed': '5e1f'}))}` |",
         "| conversations | traffic | `7aff` |",

@@ -17,7 +17,7 @@ from artifacts.store import Store
 from artifacts.writer import ArtifactWriter
 from flows.report_cases import slices
 from flows.report_champion import Champion, champion
-from flows.report_costs import costs, records_of
+from flows.report_costs import costs, noted
 from flows.report_html import page
 from flows.report_verdict import judged, verdict
 from flows.train_draft import DraftRun
@@ -173,7 +173,7 @@ def test_costs_count_hits_as_they_were_made(shop: Shop) -> None:
     step = Step("acceptance", "replay", "hit", key=path.stem)
     bytes_of = shop.store.manifest((made.outputs or {})["acceptance"].digest).size
     steps = [step, Step("export", "", "hit")]
-    assert f"| acceptance | 0 | 1 | 0.0 | 2.5 | {bytes_of} B |  |" in costs(shop.store, steps, records_of(shop.store, steps))
+    assert f"| acceptance | 0 | 1 | 0.0 | 2.5 | {bytes_of} B |  |" in costs(shop.store, steps, noted(shop.store, steps))
 
 
 def test_the_page_needs_nothing_else_and_obeys_no_text() -> None:
