@@ -1,4 +1,4 @@
-"""Draft-and-verify decoding with a real verifier and a real draft, greedy or sampled, and its plain greedy twin."""
+"""Draft-and-verify decoding with a real verifier and a real draft, greedy or sampled, of prompts side by side."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,31 +29,6 @@ class DecodeResult:
     acceptance: Acceptance
 
 
-def greedy(verifier: Verifier, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Collection[int]) -> list[int]:
-    """The likeliest token, one verifier step each, up to `max_new_tokens` or a stop token, which is included."""
-    cache = verifier.new_cache(1, len(prompt_ids) + max_new_tokens)
-    output: list[int] = []
-    ids = list(prompt_ids)
-    while len(output) < max_new_tokens and not (output and output[-1] in stop_ids):
-        step = verifier.forward(torch.tensor([ids]), cache)
-        ids = [int(verifier.logits(step.last[0, -1]).argmax())]
-        output += ids
-    return output
-
-
-def decode(
-    verifier: Verifier,
-    draft: DraftRunner,
-    prompt_ids: Sequence[int],
-    k: int,
-    max_new_tokens: int,
-    stop_ids: Collection[int],
-    choice: TokenChoice | None = None,
-) -> DecodeResult:
-    """`decode_all` of one prompt."""
-    return decode_all(verifier, draft, [prompt_ids], k, max_new_tokens, stop_ids, [choice or Greedy()])[0]
-
-
 def decode_all(
     verifier: Verifier,
     draft: DraftRunner,
@@ -67,10 +42,10 @@ def decode_all(
     """Decoding in which the draft proposes `k` tokens and one verifier step judges them all, by each prompt's own `choices`
     (None: greedily); the prompts go through the verifier side by side.
 
-    The outputs are those of `greedy`, or with `token_choice.Sampling` as likely as the verifier's own sampling makes them. A
-    step emits the proposals that stay and one token of the verifier's (Leviathan et al. 2023), whose cache is rolled back to
-    what was emitted. `progress` is called with (prompts finished, prompts). UserError when prompt and answer do not fit the
-    verifier's context.
+    The outputs are those of plain greedy decoding, or with `token_choice.Sampling` as likely as the verifier's own sampling
+    makes them. A step emits the proposals that stay and one token of the verifier's (Leviathan et al. 2023), whose cache is
+    rolled back to what was emitted. `progress` is called with (prompts finished, prompts). UserError when prompt and answer do
+    not fit the verifier's context.
     """
     batch = _Batch(verifier, draft, prompts, k, max_new_tokens, stop_ids, choices or [Greedy() for _ in prompts])
     while batch.active:
@@ -150,9 +125,9 @@ class _Batch:
             answer.output.append(answer.choice.first(self._verifier.logits(step.last[row, last])))
             self._fed.place([row] * len(prompt))
             states.append(self._draft.feed(step.aux[row, : last + 1], [*prompt[1:], *answer.output], self._fed))
-        self.active, self._states = self.answers, torch.cat(states)
+        self.active = self.answers
         rows = self._going()
-        self._states = self._states[rows]
+        self._states = torch.cat(states)[rows]
         self._keep(rows)
 
     def step(self) -> None:

@@ -9,7 +9,8 @@ from kimi_adapters.draft_runner import DraftCache, DraftRunner
 
 
 class SequenceCache(DraftCache):
-    """Slots are filled in the order in which tokens are fed, whosever they are; nothing is ever taken back.
+    """Slots are filled in the order in which tokens are fed, whosever they are; nothing is ever taken back. Each `feed` comes
+    after a `place` of its tokens.
 
     `lengths` counts each sequence's tokens, `last` is the slot of its last one.
     """
@@ -17,20 +18,18 @@ class SequenceCache(DraftCache):
     def __init__(self, draft: DraftRunner, capacity: int, sequences: int):
         super().__init__(draft.shape, capacity, draft.device, draft.dtype)
         self._owners, self._indices = (torch.empty(capacity, device=draft.device, dtype=torch.int64) for _ in range(2))
-        self._placed = 0
         self.lengths = [0] * sequences
         self.last = [-1] * sequences
 
     def place(self, owners: Sequence[int]) -> None:
         """Says whose tokens are fed next, each sequence's in its order."""
         indices = []
-        for slot, owner in enumerate(owners, self._placed):
+        for slot, owner in enumerate(owners, self.length):
             indices.append(self.lengths[owner])
             self.lengths[owner] += 1
             self.last[owner] = slot
-        filled = slice(self._placed, self._placed + len(owners))
+        filled = slice(self.length, self.length + len(owners))
         self._owners[filled], self._indices[filled] = torch.tensor(owners), torch.tensor(indices)
-        self._placed = filled.stop
 
     def owners(self, slots: Tensor) -> Tensor:
         """Whose token each slot holds."""

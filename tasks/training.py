@@ -134,7 +134,7 @@ def _train(job: Job, ranks: Any) -> None:
         job.progress(entry["step"], entry["total_steps"], "steps", note)
         job.metrics(entry["step"], {name: value for name, value in entry.items() if name not in ("step", "total_steps")})
 
-    if data.cut_samples:
+    if ranks.first and data.cut_samples:
         job.say(f"{data.cut_samples:,} samples are longer than training.pack_tokens = {recipe.pack_tokens:,}, and are cut")
     rows = verifier_rows(checkpoint, vocabulary)
     recipe, parent, begun = _begin(job, recipe, checkpoint.config, rows, vocabulary)

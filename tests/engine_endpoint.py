@@ -16,12 +16,12 @@ import torch
 
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
-from kimi_adapters.decoding import decode
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.generation import generate
 from kimi_adapters.tokenizer import Tokenizer
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
+from tests.kimi_adapters.alone import decode
 
 MODEL = "test/small"
 FORMAT = "smollm2"

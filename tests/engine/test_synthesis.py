@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from kimi_adapters.chat import chat_format, prompt_ids, stop_ids
-from kimi_adapters.decoding import greedy
 from kimi_adapters.tokenizer import Tokenizer
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
 from tests.engine.vllm import Served
+from tests.kimi_adapters.alone import greedy
 from tests.tasks.endpoint_chunk import TOKENS, Chunk
 
 

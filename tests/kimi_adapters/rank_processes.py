@@ -3,7 +3,8 @@
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -42,10 +43,15 @@ def on_ranks(count: int, meeting: Path, work: Callable[[Ranks], None]) -> list[i
     torch.set_num_threads(1)  # a forked child must not wait for threads that stayed behind
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=child, args=(rank,)) for rank in range(count)]
+    return ended(processes, 120)
+
+
+def ended(processes: Sequence[BaseProcess], seconds: float) -> list[int | None]:
+    """Starts them and waits so long for each; their exit codes, None of one that had not ended, which is killed."""
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(seconds)
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()

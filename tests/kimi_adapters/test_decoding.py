@@ -8,7 +8,7 @@ import torch
 
 from errors import UserError
 from kimi_adapters.acceptance_length import Acceptance, total
-from kimi_adapters.decoding import TOKENS, DecodeResult, decode, decode_all, greedy, side_by_side, tied, until_stop
+from kimi_adapters.decoding import TOKENS, DecodeResult, decode_all, side_by_side, tied, until_stop
 from kimi_adapters.draft import draft_config_values, verifier_rows
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -20,6 +20,7 @@ from kimi_adapters.trainer import train
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.walk import walk
 from kimi_adapters.weights import Checkpoint
+from tests.kimi_adapters.alone import decode, greedy
 from tests.kimi_adapters.heard_answers import heard, talkative
 
 LAYERS, LAYER_IDS, VOCABULARY_SIZE = [0, 1, 28, 29], [1, 2, 3], 2048

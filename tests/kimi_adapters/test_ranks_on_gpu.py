@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kimi_adapters.process_group import joined
+from tests.kimi_adapters.rank_processes import ended
 from tests.kimi_adapters.test_data_parallel import RECIPE, run
 
 RANKS = 2
@@ -33,14 +34,7 @@ def on(count: int, folder: Path, name: str, sharding: str = "none") -> dict[str,
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=rank, args=(i, count, port, folder, name, sharding)) for i in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    assert codes == [0] * count
+    assert ended(processes, 300) == [0] * count
     result: dict[str, Any] = torch.load(folder / f"{name}.pt", map_location="cpu")
     return result
 

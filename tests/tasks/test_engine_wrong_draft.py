@@ -12,7 +12,6 @@ from artifacts.stage import Made, Node
 from errors import UserError
 from flows.engine_gates import gate_engine
 from kimi_adapters.acceptance_length import total
-from kimi_adapters.decoding import decode
 from kimi_adapters.draft import draft_config_values, verifier_rows
 from kimi_adapters.draft_runner import DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
@@ -23,6 +22,7 @@ from kimi_adapters.weights import Checkpoint
 from tasks import acceptance, engine_acceptance
 from tasks.settings import Settings
 from tests.engine_endpoint import Endpoint, Engine, serving
+from tests.kimi_adapters.alone import decode
 from tests.kimi_adapters.draft_fixtures import Sample
 from tests.kimi_adapters.heard_answers import heard, talkative
 from tests.tasks.engine_judge import ROWS, Judge, K
