@@ -7,7 +7,8 @@ held-out prompts of each kind, greedily and by speculative sampling at temperatu
 lengths with 95% intervals (bootstrap over prompts, each with all its seeds) and the ratio of ours to stock; the goal is 1.10.
 `--set` changes our recipe; `--also` tries another beside it with one seed: ours with those fields changed, or the stock one,
 where NAME begins with "stock", which is trained by speculators' own loop. What is chosen by such tries is judged by other
-prompts and seeds: `--half 0` and `--half 1`, `--first-seed`. `--prompts` adds a kind, as HumanEval's, from a file.
+prompts and seeds: `--half 0` and `--half 1`, `--first-seed`. `--prompts` adds a kind, as HumanEval's, from a file. `--data`
+keeps the answers and their states in a folder, and takes those that lie there whatever else is asked for.
 
 Drafts take turns in `--jobs` processes a GPU, which compile once and find it in Inductor's cache the next time. On one H200 the
 answers and states of 2M tokens took 72 s; ten drafts at once compiled for 110 s and trained 976 steps in 80 s, and then
@@ -50,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--also", action="append", default=[], metavar="NAME:FIELD=VALUE,...", help="one more recipe")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a change to our recipe")
     parser.add_argument("--prompts", action="append", default=[], metavar="KIND=FILE", help="one more kind of held-out prompts")
+    parser.add_argument("--data", type=Path, help="where the answers and states are kept, for the next run too")
     parser.add_argument("--tiny", action="store_true", help="four layers on a CPU, one seed, little data")
     parser.add_argument("--these", nargs="+", metavar="RECIPE:SEED", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -61,8 +63,8 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def make_data(given: argparse.Namespace, work: Path) -> int:
-    """The verifier, the answers and their states under `work`; gives the number of tokens."""
+def make_data(given: argparse.Namespace, work: Path) -> None:
+    """The verifier, the answers and their states under `work`; `data.json`, which names them, comes last."""
     import torch
 
     from benchmarks.quality_data import prepare
@@ -82,12 +84,15 @@ def make_data(given: argparse.Namespace, work: Path) -> int:
     with open(work / "vocabulary.safetensors", "wb") as file:
         assert made.vocabulary.d2t is not None and made.vocabulary.t2d is not None
         write_tensors(file, {"d2t": made.vocabulary.d2t, "t2d": made.vocabulary.t2d})
-    places = slice(None) if given.half is None else slice(given.half, None, 2)
-    held_out = {kind: prompts[places][: given.judged_prompts] for kind, prompts in made.held_out.items()}
     shards = [{name: str(path) for name, path in asdict(files).items()} for files in made.shards]
-    told = {"verifier": str(directory), "layers": layers, "shards": shards, "held_out": held_out}
+    told = {"verifier": str(directory), "layers": layers, "shards": shards, "held_out": made.held_out, "tokens": made.tokens}
     (work / "data.json").write_text(json.dumps(told))
-    return made.tokens
+
+
+def judged_prompts(given: argparse.Namespace, held_out: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+    """The held-out prompts, as ids, that this run judges by."""
+    places = slice(None) if given.half is None else slice(given.half, None, 2)
+    return {kind: prompts[places][: given.judged_prompts] for kind, prompts in held_out.items()}
 
 
 def drafts(given: argparse.Namespace) -> None:
@@ -106,9 +111,9 @@ def drafts(given: argparse.Namespace) -> None:
 
     if given.device == "cpu":
         torch.set_num_threads(1)
-    told = json.loads((given.work / "data.json").read_text())
-    checkpoint = Checkpoint(told["verifier"])
-    vocabulary = DraftVocabulary.read(given.work / "vocabulary.safetensors", checkpoint.config.vocab_size)
+    told = json.loads((given.data / "data.json").read_text())
+    checkpoint, held_out = Checkpoint(told["verifier"]), judged_prompts(given, told["held_out"])
+    vocabulary = DraftVocabulary.read(given.data / "vocabulary.safetensors", checkpoint.config.vocab_size)
     shards = [ShardFiles(**{name: Path(path) for name, path in files.items()}) for files in told["shards"]]
     recipes = recipes_of(given)
     shared = {"lr": 1e-3, "epochs": given.epochs, "pack_tokens": given.pack_tokens, "max_position_embeddings": 8192}
@@ -127,7 +132,7 @@ def drafts(given: argparse.Namespace) -> None:
         found = {
             f"{temperature:g} {k}": {
                 kind: judge(verifier, draft, prompts, k, temperature, given.judged_tokens, stops)
-                for kind, prompts in told["held_out"].items()
+                for kind, prompts in held_out.items()
             }
             for temperature in TEMPERATURES
             for k in given.k
@@ -138,7 +143,7 @@ def drafts(given: argparse.Namespace) -> None:
         (given.work / f"{one}.json").write_text(json.dumps(counts))
 
 
-def run_all(given: argparse.Namespace, work: Path) -> dict[str, Results]:
+def run_all(given: argparse.Namespace, data: Path, work: Path) -> dict[str, Results]:
     """Every recipe and seed, in processes side by side; the results by recipe."""
     from benchmarks.quality_drafts import recipes_of
 
@@ -150,7 +155,9 @@ def run_all(given: argparse.Namespace, work: Path) -> dict[str, Results]:
         where = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"}  # many side by side
         where |= {"CUDA_VISIBLE_DEVICES": gpus[number % given.devices]} if given.device == "cuda" else {}
         command = [sys.executable, "-m", "benchmarks.draft_quality", *sys.argv[1:], "--work", str(work)]
-        living.append(subprocess.Popen([*command, "--these", *wanted[number::count]], env=os.environ | where))
+        living.append(
+            subprocess.Popen([*command, "--data", str(data), "--these", *wanted[number::count]], env=os.environ | where)
+        )
     while any(process.poll() is None for process in living):
         if any(process.poll() for process in living):
             for process in living:
@@ -174,9 +181,13 @@ def main() -> None:
     began = time.monotonic()
     with TemporaryDirectory() as folder:
         work = Path(folder)
-        tokens = make_data(given, work)
-        print(f"{tokens:,} tokens with their states in {time.monotonic() - began:.0f} s", flush=True)
-        results = run_all(given, work)
+        data = given.data or work
+        if not (data / "data.json").exists():
+            data.mkdir(parents=True, exist_ok=True)
+            make_data(given, data)
+        tokens = json.loads((data / "data.json").read_text())["tokens"]
+        print(f"{tokens:,} tokens with their states after {time.monotonic() - began:.0f} s", flush=True)
+        results = run_all(given, data, work)
         print_table(results)
         print_others(results)
     print(f"{time.monotonic() - began:.0f} s in all")

@@ -33,14 +33,15 @@ SKEWED = 0.3
 CORRECTION, EVEN = "e_score_correction_bias", "even_correction_bias"
 
 
-def values(layers: int = 61, narrower: int = 1) -> dict[str, Any]:
+def values(layers: int = 61, narrower: int = 1, experts: int = SIZES["n_routed_experts"]) -> dict[str, Any]:
     """config.json of the published layout; the head is tied, because extraction never reads it.
 
     `narrower` divides the widths and the heads, not the number of experts or a head's size.
     """
     given = config_values(Options())
     divided = ("hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads", "num_key_value_heads")
-    sizes = SIZES | {name: SIZES[name] // narrower for name in divided} | {"num_hidden_layers": layers}
+    sizes = SIZES | {name: SIZES[name] // narrower for name in divided}
+    sizes |= {"num_hidden_layers": layers, "n_routed_experts": experts}
     given["text_config"] |= {**sizes, "rope_scaling": ROPE}
     given["tie_word_embeddings"] = True
     return given

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)
@@ -41,12 +42,20 @@ class Ranks:
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks, in their order and in float64: the same on all of them."""
-        if self.count == 1:
-            return list(values)
+        return self._gathered(values).cumsum(0)[-1].tolist()
+
+    def largest(self, value: float) -> float:
+        """The largest of what the ranks have: the same on all of them."""
+        return float(self._gathered([value]).max())
+
+    def _gathered(self, values: Sequence[float]) -> Tensor:
+        """float64 [count, values]."""
         mine = torch.tensor(values, dtype=torch.float64)
+        if self.count == 1:
+            return mine[None]
         all_values = [torch.empty_like(mine) for _ in range(self.count)]
         dist.all_gather(all_values, mine, group=self._host)
-        return torch.stack(all_values).cumsum(0)[-1].tolist()
+        return torch.stack(all_values)
 
     def firsts(self, value: T) -> T:
         """What the first rank has."""

@@ -28,8 +28,9 @@ class TrainResult:
 
     `curves`: a dict a step: step (from 1), epoch, lr, loss, grad_norm, acc_0 … (share of supervised tokens whose chain
     was right up to that step, within the draft vocabulary), tokens (supervised), tokens_per_s (all but padding, without
-    the time of replays), seconds, loader_wait (those in which the first rank waited for packs), loader_reading (those in which
-    its threads read from the files), loader_bytes (of states), and, where a replay followed the step, replayed_length.
+    the time of replays), seconds, loader_wait (those in which packs were waited for, of the rank that waited longest),
+    loader_reading (those in which the first rank's threads read from the files), loader_bytes (of states, by that rank),
+    and, where a replay followed the step, replayed_length.
     `choices`: what was decided by the device's capability, and why. `replayed_length`: that of `best_step`; None where
     nothing was replayed, and the last step is it. `continued_at`: the step of the other training's checkpoint that this one
     went on from.

@@ -196,7 +196,8 @@ class DraftTrainer(Trainer):
         entry = {"lr": lr, "loss": sums["loss"], "grad_norm": norm, "tokens": sums["full_acc_0_total"]}
         for step in range(self.recipe.ttt_steps):
             entry[f"acc_{step}"] = sums[f"full_acc_{step}_sum"] / max(sums[f"full_acc_{step}_total"], 1.0)
-        entry |= {"loader_wait": batches.waited - waited, "loader_reading": batches.reading.seconds - reading}
+        longest = self.ranks.largest(batches.waited - waited)  # the others wait for that rank's gradients
+        entry |= {"loader_wait": longest, "loader_reading": batches.reading.seconds - reading}
         return {**entry, "loader_bytes": batches.read_bytes - read_bytes}
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kimi_adapters.packing import PackedShards
+from kimi_adapters.packing import Batch, PackedShards
 from kimi_adapters.process_group import Ranks
 from kimi_adapters.recipe import Recipe
 from kimi_adapters.trainer import train
@@ -21,10 +22,13 @@ RECIPE = Recipe(epochs=2, pack_tokens=48, lr=3e-3, noise=0.05, packs_per_step=2,
 Told = list[dict[str, Any]]
 
 
-def run(folder: Path, name: str, recipe: Recipe, ranks: Ranks, sharding: str = "none", stop_after: int = 0) -> None:
-    """Trains from shards that are the same every time; leaves the first rank's result in a file."""
+def run(
+    folder: Path, name: str, recipe: Recipe, ranks: Ranks, sharding: str = "none", stop_after: int = 0, slow: int = -1
+) -> None:
+    """Trains from shards that are the same every time, rank `slow` slowly; leaves the first rank's result in a file."""
     files = [write_shard(folder / name / str(ranks.number) / str(i), samples(11, seed=i)) for i in range(2)]
-    data = PackedShards(files, LAYER_IDS, recipe.pack_tokens, recipe.ttt_steps, recipe.seed, noise=recipe.noise)
+    kind = _Slow if ranks.number == slow else PackedShards
+    data = kind(files, LAYER_IDS, recipe.pack_tokens, recipe.ttt_steps, recipe.seed, noise=recipe.noise)
     told: Told = []
 
     def progress(entry: dict[str, Any]) -> None:
@@ -39,6 +43,14 @@ def run(folder: Path, name: str, recipe: Recipe, ranks: Ranks, sharding: str = "
         torch.save({**found, "told": [entry["step"] for entry in told], "packs": len(data.packs(0))}, folder / f"{name}.pt")
     else:
         assert not told, "progress comes from one rank"
+
+
+class _Slow(PackedShards):
+    """Reads each pack 0.2 s late."""
+
+    def load(self, *pack: Any) -> Batch:
+        time.sleep(0.2)
+        return super().load(*pack)
 
 
 def on(count: int, folder: Path, name: str, recipe: Recipe = RECIPE, sharding: str = "none") -> dict[str, Any]:
@@ -115,14 +127,22 @@ def test_muon_is_shared_out_and_goes_on(tmp_path: Path, sharding: str, tolerance
     assert_close(resumed, alone, tolerance)
 
 
+def test_the_wait_that_is_told_is_that_of_the_rank_that_waited_longest(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, epochs=1)
+    assert on_ranks(2, tmp_path / "meeting", lambda ranks: run(tmp_path, "slow", recipe, ranks, slow=1)) == [0, 0]
+    first, *_ = torch.load(tmp_path / "slow.pt")["curves"]
+    assert 0.1 <= first["loader_wait"] <= first["seconds"]
+
+
 def test_numbers_and_items_of_ranks(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> None:
         assert ranks.count == 3 and ranks.first == (ranks.number == 0)
         assert ranks.sums([0.1, ranks.number]) == [0.1 + 0.1 + 0.1, 3.0]
+        assert ranks.largest([2.5, 7.0, 1.0][ranks.number]) == 7.0
         assert ranks.firsts({"loss": f"of {ranks.number}"}) == {"loss": "of 0"}
         assert list(ranks.share("abcde")) == [["a", "d"], ["b", "e"], ["c"]][ranks.number]
         ranks.wait()
 
     assert on_ranks(3, tmp_path / "meeting", work) == [0, 0, 0]
     one = Ranks("cpu")
-    assert one.first and one.sums([1.5]) == [1.5] and list(one.share("ab")) == ["a", "b"]
+    assert one.first and one.sums([1.5]) == [1.5] and one.largest(1.5) == 1.5 and list(one.share("ab")) == ["a", "b"]
