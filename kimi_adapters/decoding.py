@@ -9,7 +9,7 @@ from torch import Tensor
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.draft_runner import PROPOSE_ROWS, DraftRunner
 from kimi_adapters.draft_sequences import SequenceCache
-from kimi_adapters.token_choice import Greedy, TokenChoice
+from kimi_adapters.token_choice import Greedy, StepChoices, TokenChoice
 from kimi_adapters.verifier import Verifier
 
 # Prompts at once, since a step of one reads all weights for k + 1 tokens; and their tokens, which bound the cache: 4.3 GB of an
@@ -119,12 +119,13 @@ class _Batch:
         padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
         step = self._verifier.forward(padded, self._cache, self._draft.shape.layer_ids)
         self._cache.truncate([len(prompt) for prompt in prompts])
+        last = step.last[torch.arange(len(prompts)), [len(prompt) - 1 for prompt in prompts]]
+        first = StepChoices([answer.choice for answer in self.answers]).first(self._verifier.logits(last))
         states = []
-        for row, (answer, prompt) in enumerate(zip(self.answers, prompts, strict=True)):
-            last = len(prompt) - 1
-            answer.output.append(answer.choice.first(self._verifier.logits(step.last[row, last])))
+        for row, (answer, prompt, token) in enumerate(zip(self.answers, prompts, first, strict=True)):
+            answer.output.append(token)
             self._fed.place([row] * len(prompt))
-            states.append(self._draft.feed(step.aux[row, : last + 1], [*prompt[1:], *answer.output], self._fed))
+            states.append(self._draft.feed(step.aux[row, : len(prompt)], [*prompt[1:], token], self._fed))
         self.active = self.answers
         rows = self._going()
         self._states = torch.cat(states)[rows]
@@ -133,14 +134,14 @@ class _Batch:
     def step(self) -> None:
         """Proposals, the verifier's judgement of them, and what was emitted to both caches."""
         width = min(self._k, self._cache.capacity - 1 - int(self._cache.lengths.max()))
-        proposals = self._propose(width)
+        choices = StepChoices([answer.choice for answer in self.active])
+        proposals = self._propose(width, choices)
         verified = self._cache.lengths.tolist()
         tokens = [[answer.output[-1], *proposed] for answer, proposed in zip(self.active, proposals, strict=True)]
         step = self._verifier.forward(torch.tensor(tokens), self._cache, self._draft.shape.layer_ids)
         logits = self._verifier.logits(step.last)
         emitted = []
-        for row, (answer, proposed) in enumerate(zip(self.active, proposals, strict=True)):
-            chosen, matches = answer.choice.judge(proposed, logits[row])
+        for answer, (chosen, matches) in zip(self.active, choices.judge(proposals, logits), strict=True):
             emitted.append(until_stop(chosen[: self._max_new_tokens - len(answer.output)], self._stop_ids))
             answer.note(emitted[-1], matches)
         self._cache.truncate([before + len(new) for before, new in zip(verified, emitted, strict=True)])
@@ -161,14 +162,10 @@ class _Batch:
         self._cache.keep(rows)
         self.active = [self.active[row] for row in rows]
 
-    def _propose(self, k: int) -> list[list[int]]:
+    def _propose(self, k: int, choices: StepChoices) -> list[list[int]]:
         """The proposals of each answer after what is known of it, each by its own choice."""
-
-        def choose(logits: Tensor, targets: Tensor) -> Tensor:
-            return torch.cat([one.choice.propose(logits[row : row + 1], targets) for row, one in enumerate(self.active)])
-
         last = torch.tensor([self._fed.last[answer.number] for answer in self.active])
-        proposals: list[list[int]] = self._draft.propose(self._states, last, k, self._fed, choose).tolist()
+        proposals: list[list[int]] = self._draft.propose(self._states, last, k, self._fed, choices.propose).tolist()
         return proposals
 
     def _feed(self, rows: Sequence[int], aux: Tensor, emitted: Sequence[Sequence[int]]) -> Tensor:

@@ -1,11 +1,12 @@
 """How draft-and-verify chooses: the likeliest token, or a draw at a temperature by speculative sampling.
 
-A choice is asked for the verifier's own next token, for a draft's proposals, and for what of them is kept.
+A step is asked for the draft's proposals, and then for what of them is kept and the verifier's own next token: of all answers
+that go side by side at once, since each look at a device's numbers waits for it.
 """
 
 import random
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,37 +14,14 @@ from torch import Tensor
 from kimi_adapters.acceptance_length import leading_matches
 
 
-class TokenChoice(Protocol):
-    """One answer's way of choosing; its state goes on from step to step."""
-
-    def first(self, logits: Tensor) -> int:
-        """The verifier's token from its logits [V]."""
-
-    def propose(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Draft ids [R] from the draft's logits [R, draft vocabulary]; `targets` are their target ids [draft vocabulary]."""
-
-    def judge(self, proposals: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
-        """(tokens that are emitted, proposals among them) from the verifier's logits [k + 1, V] after the last known token
-        and after each of the k `proposals`, target ids in the order in which they were proposed."""
-
-
+@dataclass(frozen=True)
 class Greedy:
     """Temperature 0: a proposal stays if it is the verifier's likeliest token."""
 
-    def first(self, logits: Tensor) -> int:
-        return int(logits.argmax())
-
-    def propose(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return logits.argmax(dim=-1)
-
-    def judge(self, proposals: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
-        choices = logits.argmax(dim=-1).tolist()
-        matches = leading_matches(proposals, choices)
-        return choices[: matches + 1], matches
-
 
 class Sampling:
-    """Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): what is emitted is distributed as the verifier's own.
+    """One answer's speculative sampling (Leviathan et al. 2023, Chen et al. 2023): what is emitted is distributed as the
+    verifier's own.
 
     A proposal x drawn from the draft's q stays with probability min(1, p(x) / q(x)); the first that does not is replaced by a
     draw from max(0, p - q), normed. q is 0 outside the draft vocabulary, so that those tokens come as replacements alone.
@@ -54,44 +32,94 @@ class Sampling:
         if not temperature > 0:
             raise ValueError("a temperature above 0 is wanted; Greedy is that of 0")
         self.temperature = temperature
-        self._source = random.Random(seed)
-        self._proposed: list[Tensor] = []
+        self.source = random.Random(seed)
 
-    def first(self, logits: Tensor) -> int:
-        return self._drawn(self._shares(logits))
+
+TokenChoice = Greedy | Sampling
+
+
+class StepChoices:
+    """One step of R answers, each by its own choice: `propose` for every token of the chains, then `judge`."""
+
+    def __init__(self, choices: Sequence[TokenChoice]):
+        drawing = [(row, choice) for row, choice in enumerate(choices) if isinstance(choice, Sampling)]
+        self._rows = [row for row, _ in drawing]
+        self._drawing = [choice for _, choice in drawing]
+        self._proposed: list[Tensor] = []
+        self._targets = torch.empty(0, dtype=torch.int64)
+
+    def first(self, logits: Tensor) -> list[int]:
+        """The verifier's tokens from its logits [R, V]."""
+        tokens = logits.argmax(dim=-1)
+        if self._drawing:
+            tokens[self._rows] = self._drawn(self._shares(logits))
+        found: list[int] = tokens.tolist()
+        return found
 
     def propose(self, logits: Tensor, targets: Tensor) -> Tensor:
-        if len(logits) != 1:
-            raise ValueError("chains are drawn one at a time")
-        shares = self._shares(logits[0])
-        self._proposed.append(shares)
-        self._targets = targets
-        return torch.tensor([self._drawn(shares)], device=logits.device)
+        """Draft ids [R] from the draft's logits [R, draft vocabulary]; `targets` are their target ids [draft vocabulary]."""
+        ids = logits.argmax(dim=-1)
+        if self._drawing:
+            shares = self._shares(logits)
+            self._proposed.append(shares)
+            self._targets = targets
+            ids[self._rows] = self._drawn(shares)
+        return ids
 
-    def judge(self, proposals: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
-        wanted = self._shares(logits)
+    def judge(self, proposals: Sequence[Sequence[int]], logits: Tensor) -> list[tuple[list[int], int]]:
+        """(tokens that are emitted, proposals among them) of each answer from the verifier's logits [R, k + 1, V] after the
+        last known token and after each of the k `proposals`, target ids in the order in which they were proposed."""
+        found = []
+        for proposed, likeliest in zip(proposals, logits.argmax(dim=-1).tolist(), strict=True):
+            matches = leading_matches(proposed, likeliest)
+            found.append((likeliest[: matches + 1], matches))
+        if self._drawing:
+            for row, judged in zip(self._rows, self._judged([proposals[row] for row in self._rows], logits), strict=True):
+                found[row] = judged
+        return found
+
+    def _judged(self, proposals: Sequence[Sequence[int]], logits: Tensor) -> list[tuple[list[int], int]]:
+        wanted, k = self._shares(logits), len(proposals[0])
         offered = torch.zeros_like(wanted)  # its last row stays 0: the bonus token is drawn from p itself
-        if self._proposed:
-            offered[: len(proposals), self._targets] = torch.stack(self._proposed)
-        self._proposed = []
-        ids = torch.tensor(proposals, dtype=torch.int64, device=logits.device)[:, None]
-        pairs = torch.cat([wanted[:-1].gather(1, ids), offered[:-1].gather(1, ids)], dim=1).tolist()
+        if k:
+            offered[:, :k, self._targets] = torch.stack(self._proposed, dim=1)
+        ids = torch.tensor(proposals, dtype=torch.int64, device=logits.device).view(len(proposals), k, 1)
+        pairs = torch.cat([wanted[:, :k].gather(2, ids), offered[:, :k].gather(2, ids)], dim=2).tolist()
+        kept = [self._kept(choice, pairs_of) for choice, pairs_of in zip(self._drawing, pairs, strict=True)]
+        numbers = torch.arange(len(kept), device=logits.device)
+        places = torch.tensor(kept, device=logits.device)
+        ends = self._drawn(residual(wanted[numbers, places], offered[numbers, places])).tolist()
+        return [([*proposed[:n], end], n) for proposed, n, end in zip(proposals, kept, ends, strict=True)]
+
+    @staticmethod
+    def _kept(choice: Sampling, pairs: Sequence[tuple[float, float]]) -> int:
+        """How many proposals stay; `pairs` are their p and q."""
         kept = 0
-        while kept < len(pairs) and self._source.random() * pairs[kept][1] < pairs[kept][0]:
+        while kept < len(pairs) and choice.source.random() * pairs[kept][1] < pairs[kept][0]:
             kept += 1
-        return [*proposals[:kept], self._drawn(residual(wanted[kept], offered[kept]))], kept
+        return kept
 
     def _shares(self, logits: Tensor) -> Tensor:
-        return torch.softmax(logits.double() / self.temperature, dim=-1)
+        """float64, of the answers that draw."""
+        heat = torch.tensor([choice.temperature for choice in self._drawing], dtype=torch.float64, device=logits.device)
+        chosen = logits[self._rows].double()
+        return torch.softmax(chosen / heat.view(-1, *[1] * (chosen.dim() - 1)), dim=-1)
 
-    def _drawn(self, shares: Tensor) -> int:
-        """A token by the inverse of the distribution function; `shares` [V] need not be normed."""
-        reached = shares.cumsum(dim=-1)
-        place = int(torch.searchsorted(reached, self._source.random() * reached[-1:], right=True))
-        return place if place < len(shares) else int(shares.nonzero()[-1])  # rounding may pass the end
+    def _drawn(self, shares: Tensor) -> Tensor:
+        """Tokens [S] by the inverse of each distribution function; the rows of `shares` [S, V] need not be normed."""
+        numbers = [choice.source.random() for choice in self._drawing]
+        return drawn(shares, torch.tensor(numbers, dtype=torch.float64, device=shares.device))
+
+
+def drawn(shares: Tensor, numbers: Tensor) -> Tensor:
+    """The token of each row of `shares` [S, V] at which so much of its sum is passed as `numbers` [S], of [0, 1), says."""
+    reached = shares.cumsum(dim=-1)
+    places = torch.searchsorted(reached, (numbers * reached[:, -1])[:, None], right=True)[:, 0]
+    last = shares.shape[1] - 1 - (shares.flip(-1) > 0).int().argmax(dim=-1)  # rounding may pass the end
+    return torch.minimum(places, last)
 
 
 def residual(wanted: Tensor, offered: Tensor) -> Tensor:
-    """max(0, p - q), not normed; p itself where rounding leaves nothing of it."""
+    """max(0, p - q) of each row, not normed; p itself where rounding leaves nothing of it."""
     left = (wanted - offered).clamp(min=0)
-    return left if bool(left.any()) else wanted
+    return torch.where(left.any(dim=-1, keepdim=True), left, wanted)
