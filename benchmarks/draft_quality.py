@@ -11,8 +11,7 @@ prompts and seeds: `--half 0` and `--half 1`, `--first-seed`. `--prompts` adds a
 keeps the answers and their states in a folder, and takes those that lie there whatever else is asked for.
 
 Drafts take turns in `--jobs` processes a GPU, which compile once and find it in Inductor's cache the next time. On one H200 the
-answers and states of 2M tokens took 72 s; ten drafts at once compiled for 110 s and trained 976 steps in 80 s, and then
-waited for one another's launches: prompt by prompt decoding did not end in 130 s, hence prompts side by side and few processes.
+answers and states of 2.5M tokens took 90 s, and ten drafts at once 160 to 250 s to compile and train 1,198 steps.
 `--tiny` shows on a CPU in a minute or two that it runs; its figures mean nothing.
 """
 
@@ -129,14 +128,8 @@ def drafts(given: argparse.Namespace) -> None:
             values, longest, shards, told["layers"], checkpoint.config, rows, vocabulary, device, given.work / one
         )
         trained = time.monotonic() - began
-        found = {
-            f"{temperature:g} {k}": {
-                kind: judge(verifier, draft, prompts, k, temperature, given.judged_tokens, stops)
-                for kind, prompts in held_out.items()
-            }
-            for temperature in TEMPERATURES
-            for k in given.k
-        }
+        by_k = {k: judge(verifier, draft, held_out, TEMPERATURES, k, given.judged_tokens, stops) for k in given.k}
+        found = {f"{heat:g} {k}": by_k[k][heat] for heat in TEMPERATURES for k in given.k}
         judged = time.monotonic() - began - trained
         print(f"{one}: {steps} steps, trained in {trained:.0f} s, judged in {judged:.0f} s: {lengths(found)}", flush=True)
         counts = {s: {kind: [asdict(a) for a in of] for kind, of in kinds.items()} for s, kinds in found.items()}

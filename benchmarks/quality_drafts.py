@@ -1,7 +1,7 @@
 """The recipes of `benchmarks.draft_quality` trained on the same packs, and a draft judged by real decoding."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.config import TextConfig
 from kimi_adapters.decoding import decode_all
 from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_config_values
-from kimi_adapters.draft_runner import DraftRunner
+from kimi_adapters.draft_runner import PROPOSE_ROWS, DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import PackedShards, ShardFiles
 from kimi_adapters.process_group import Ranks
@@ -124,12 +124,22 @@ def _stock(
 def judge(
     verifier: Verifier,
     draft: DraftRunner,
-    prompts: Sequence[Sequence[int]],
+    held_out: Mapping[str, Sequence[Sequence[int]]],
+    temperatures: Sequence[float],
     k: int,
-    temperature: float,
     longest: int,
     stops: Sequence[int],
-) -> list[Acceptance]:
-    """Prompts decoded with the draft, side by side; at a temperature, each by a stream of its own, the same for all drafts."""
-    choices = [Sampling(temperature, number) if temperature else Greedy() for number in range(len(prompts))]
-    return [result.acceptance for result in decode_all(verifier, draft, prompts, k, longest, stops, choices)]
+) -> dict[float, dict[str, list[Acceptance]]]:
+    """What each prompt gives, by temperature and kind of prompt: all decoded with the draft, side by side.
+
+    At a temperature each has a stream of its own, the same for all drafts.
+    """
+    asked = [(heat, kind, number) for heat in temperatures for kind in held_out for number in range(len(held_out[kind]))]
+    found: dict[float, dict[str, list[Acceptance]]] = {heat: {kind: [] for kind in held_out} for heat in temperatures}
+    for some in (asked[start : start + PROPOSE_ROWS] for start in range(0, len(asked), PROPOSE_ROWS)):
+        prompts = [held_out[kind][number] for _, kind, number in some]
+        choices = [Sampling(heat, number) if heat else Greedy() for heat, _, number in some]
+        results = decode_all(verifier, draft, prompts, k, longest, stops, choices)
+        for (heat, kind, _), result in zip(some, results, strict=True):
+            found[heat][kind].append(result.acceptance)
+    return found
