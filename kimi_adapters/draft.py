@@ -120,8 +120,10 @@ def build_draft(
     seed: int,
     parent: Mapping[str, Tensor] | None = None,
     train_lm_head: bool = False,
+    fc_start: str = "random",
 ) -> Eagle3DraftModel:
-    """A float32 draft on CPU: initialised from `seed`, then from the tensors of `parent` where one is given.
+    """A float32 draft on CPU: initialised from `seed` and as `fc_start` says, then from the tensors of `parent` where one is
+    given.
 
     Embeddings, final norm and head are the verifier's and frozen, as speculators has it, but for embeddings that the
     configuration wants trained and, with `train_lm_head`, the head; nothing is read from disk.
@@ -140,6 +142,8 @@ def build_draft(
     if vocabulary.d2t is not None and vocabulary.t2d is not None:
         tensors |= {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
     copy_tensors(model, tensors, "The verifier")
+    if fc_start == "last":
+        _hand_on_the_last_state(model.fc.weight)
     if parent is not None:
         own = [name for name, _ in model.named_parameters() if name not in VERIFIER_ONLY and name in parent]
         copy_tensors(model, {name: parent[name] for name in own}, "The parent draft")
@@ -157,6 +161,13 @@ class _LearningEmbedding(torch.nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         with torch.enable_grad():
             return super().forward(ids)
+
+
+def _hand_on_the_last_state(weight: Tensor) -> None:
+    """Of the fusing layer's [H, n · H]: the identity on the last state, and a tenth of its random start on all."""
+    with torch.no_grad():
+        weight *= 0.1
+        weight[:, -len(weight) :].diagonal().add_(1)
 
 
 def _let_embeddings_learn(model: Eagle3DraftModel) -> None:

@@ -90,7 +90,8 @@ class PackedShards:
     """The supervised samples of one side, cut and packed.
 
     Parameters: `quarantine` names samples to leave out, {shard: sample numbers}; `ttt_steps` is the chain length,
-    `noise` the half-width of the uniform noise on the auxiliary states (0 for anything but training).
+    `noise` the half-width of the uniform noise on the auxiliary states (0 for anything but training). `supervised` all
+    takes every token of a sample for supervised, not only those of its mask.
     UserError: nothing to train on.
 
     A sample longer than a pack is cut into documents that overlap by `ttt_steps` - 1 indices. The first that many
@@ -108,9 +109,11 @@ class PackedShards:
         quarantine: Mapping[int, Collection[int]] | None = None,
         side: str = "train",
         noise: float = 0.0,
+        supervised: str = "answers",
     ):
         self.pack_tokens, self.ttt_steps = pack_tokens, ttt_steps
         self.seed, self.noise = seed, noise
+        self._all = supervised == "all"
         self.layer_ids = list(layer_ids)
         self.shards = [Shard(files, layer_ids) for files in shards]
         self.left_out = excluded = quarantine or {}
@@ -215,10 +218,15 @@ class PackedShards:
             columns = slice(i * self.hidden_size, (i + 1) * self.hidden_size)
             shard.copy_state(name, start, stop, rows["hidden_states"][:, columns])
         shard.copy_state("last", start + 1, stop + 1, rows["verifier_last_hidden_states"])
-        rows["loss_mask"].copy_(torch.from_numpy(shard.loss_mask[start + 1 : stop + 1]))
+        rows["loss_mask"].copy_(torch.from_numpy(self._mask(shard, start + 1, stop + 1)))
         rows["loss_mask"][: piece.unsupervised] = False
         rows["position_ids"].copy_(torch.arange(piece.start + 1, piece.stop + 1))
         rows["document_ids"].fill_(document)
+
+    def _mask(self, shard: Shard, start: int, stop: int) -> np.ndarray:
+        """BOOL: which of these tokens are supervised."""
+        mask = shard.loss_mask[start:stop]
+        return np.ones_like(mask) if self._all else mask
 
     def _cut(self, number: int, sample: int) -> Iterator[Piece]:
         """A sample's documents that have a supervised token."""
@@ -228,6 +236,6 @@ class PackedShards:
         overlap = self.ttt_steps - 1
         for start in range(0, max(length - overlap, 1), self.pack_tokens - overlap):
             stop = min(start + self.pack_tokens, length)
-            supervised = shard.loss_mask[first_token + 1 + start + overlap : first_token + 1 + stop]
+            supervised = self._mask(shard, first_token + 1 + start + overlap, first_token + 1 + stop)
             if supervised.any():
                 yield Piece(number, sample, first_token, start, stop, overlap, int(supervised.sum()))

@@ -11,6 +11,8 @@ SCHEDULERS = ("cosine", "linear", "none")
 WARMUP = 0.02
 ROPES = ("plain", "verifier")
 LAYERS = ("llama", "qwen3")
+FC_STARTS = ("random", "last")
+SUPERVISED = ("answers", "all")
 LOSSES = ("kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid")
 
 REPLAYS = 4  # in a run, where the recipe does not say
@@ -27,6 +29,7 @@ class Recipe:
     (None: 0.02; with the scheduler none it never moves).
     With the `optimizer` muon that is the rate of what AdamW keeps; Muon's is `muon_lr` (None: the same).
     `ttt_steps` is the length of the chain trained (training-time test); step s weighs `ttt_decay` ** s.
+    `supervised` all trains on every token of a sample and not on its answers alone; what the draft is chosen by stays those.
     `noise` is the half-width of the uniform noise added to the auxiliary states, in the states' own unit.
     `max_position_embeddings` must reach the length at which the draft will serve. `rope_theta` is the base of the rotary
     positions, the verifier's where it is None; with `rope` verifier they are stretched as the verifier's are.
@@ -35,6 +38,7 @@ class Recipe:
     After `patience` replays without a better one the run ends.
     `layer` qwen3 is a llama layer with an RMSNorm over each head's queries and keys.
     The four norm flags are speculators' own; what an engine makes of them stands in `engine_rules`.
+    With `fc_start` last the fusing layer begins by handing on the last of the auxiliary states.
     `train_lm_head` and `train_embeddings` train copies of the verifier's rows that the draft keeps for itself; what it is
     trained against stays the verifier's. Beside the 4 B of a frozen number each takes 12 B (gradient, two moments): for
     Kimi-K2.5 the head's 32,000 x 7,168 rows 2.8 GB, the embeddings' 163,840 x 7,168 14.1 GB, on every device.
@@ -54,6 +58,7 @@ class Recipe:
     ttt_steps: int = 3
     ttt_decay: float = 1.0
     loss: str = "kl_div"
+    supervised: str = "answers"
     noise: float = 0.0
     seed: int = 0
     checkpoint_every_steps: int = 100
@@ -69,6 +74,7 @@ class Recipe:
     max_position_embeddings: int | None = None
     rope: str = "plain"
     rope_theta: float | None = None
+    fc_start: str = "random"
     train_lm_head: bool = False
     train_embeddings: bool = False
     norm_before_residual: bool = False
@@ -116,6 +122,10 @@ class Recipe:
             raise UserError(f"training.layer is {self.layer!r}; choose {', '.join(LAYERS)}.")
         if self.loss not in LOSSES:
             raise UserError(f"training.loss is {self.loss!r}; choose {', '.join(LOSSES)}.")
+        if self.fc_start not in FC_STARTS:
+            raise UserError(f"training.fc_start is {self.fc_start!r}; choose {', '.join(FC_STARTS)}.")
+        if self.supervised not in SUPERVISED:
+            raise UserError(f"training.supervised is {self.supervised!r}; choose {', '.join(SUPERVISED)}.")
         if self.scheduler == "none" and self.warmup > 0:
             raise UserError("training.warmup_ratio needs a scheduler and training.scheduler is none; leave one of them empty.")
         if self.norm_before_fc and self.fc_norm:

@@ -81,7 +81,7 @@ def train(
     if ranks.first:
         on_choices(choices)
     config = draft_config(recipe, verifier, data.layer_ids, vocabulary.size, choices["attention"], verifier_name=verifier_name)
-    build = partial(build_draft, config, rows, vocabulary, recipe.seed, parent, recipe.train_lm_head)
+    build = partial(build_draft, config, rows, vocabulary, recipe.seed, parent, recipe.train_lm_head, recipe.fc_start)
     trainer = DraftTrainer(
         build(), recipe, data, checkpoint_dir, progress, ranks, choices, sharding, continue_from, should_stop
     )

@@ -127,6 +127,7 @@ def _train(job: Job, ranks: Any) -> None:
         left_out(job),
         "train",
         recipe.noise,
+        recipe.supervised,
     )
 
     def progress(entry: dict[str, Any]) -> None:

@@ -31,6 +31,9 @@ class TrainingSettings(Section):
     loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = Field(
         "kl_div", description="Between the verifier's next tokens and the draft's, as speculators names it; kl_div: forward KL"
     )
+    supervised: Literal["answers", "all"] = Field(
+        "answers", description="all: on every token of a sample, whose states are there anyhow; a step takes longer by as many"
+    )
     noise: float = Field(0.0, ge=0, description="Half-width of uniform noise on the auxiliary states; train split only")
     seed: int = Field(0, description="Of the first weights, the order of samples and the noise")
     checkpoint_every_steps: int = Field(50, gt=0, description="Steps after which a run that is cut off can go on")
@@ -72,6 +75,9 @@ class TrainingSettings(Section):
         "plain", description="verifier: positions stretched as the verifier's are (YaRN), which engines read differently"
     )
     rope_theta: float | None = Field(None, gt=0, description="Base of the rotary positions")
+    fc_start: Literal["random", "last"] = Field(
+        "random", description="last: the layer that fuses the auxiliary states begins by handing on the last of them"
+    )
     train_lm_head: bool = Field(False, description="Train the head, too, instead of keeping the verifier's rows")
     train_embeddings: bool = Field(False, description="Train the embeddings, too: 12 bytes a number more on every device")
     norm_before_residual: bool = Field(False, description="The first layer's residual is the state after its norm")

@@ -97,6 +97,18 @@ def test_the_seed_alone_decides_the_start_and_the_callers_random_state_is_left_a
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
 
 
+def test_the_fusing_layer_can_begin_by_handing_on_the_last_state() -> None:
+    config = draft_config(Recipe(), VERIFIER, LAYER_IDS, VOCABULARY.size, "sdpa")
+    model = build_draft(config, tiny_rows(), VOCABULARY, 0, fc_start="last")
+    states = torch.randn(50, len(LAYER_IDS), VERIFIER.hidden_size, generator=generator(1))
+    fused = model.fc(states.flatten(1))
+    assert [torch.nn.functional.cosine_similarity(fused, states[:, i]).mean() > 0.9 for i in range(3)] == [False, False, True]
+    plain, found = trainable_state(tiny_draft(spread=0.0)), trainable_state(model)
+    assert [name for name in plain if not torch.equal(plain[name], found[name])] == ["fc.weight"]
+    child = trainable_state(build_draft(config, tiny_rows(), VOCABULARY, 0, plain, fc_start="last"))
+    assert torch.equal(child["fc.weight"], plain["fc.weight"]), "a parent's stays"
+
+
 def test_a_parent_draft_gives_its_tensors() -> None:
     parent = {name: value + 1 for name, value in trainable_state(tiny_draft()).items()}
     config = draft_config(Recipe(), VERIFIER, LAYER_IDS, VOCABULARY.size, "sdpa")

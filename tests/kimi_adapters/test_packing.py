@@ -59,6 +59,23 @@ def test_sides_quarantine_and_counts(tmp_path: Path) -> None:
     assert {p.sample for p in rest.pieces if p.shard == 0} == {0, 1, 2, 3, 5, 6, 7, 8}
 
 
+def test_all_tokens_can_be_supervised_and_the_held_out_masks_stay(tmp_path: Path) -> None:
+    """Those of the prompt too, but for the first of each document, where a chain would begin in another."""
+    files = write_shard(
+        tmp_path, [(list(range(10, 26)), [0] * 12 + [1] * 4, "train"), (list(range(10, 20)), [0] * 10, "train")]
+    )
+    answers, everything = packed([files]), packed([files], supervised="all")
+    assert [(piece.sample, piece.supervised) for piece in answers.pieces] == [(0, 4)]
+    assert [(piece.sample, piece.supervised) for piece in everything.pieces] == [(0, 13), (1, 7)]
+    (pack,) = everything.packs(0)
+    batch = everything.load(pack)
+    assert batch["loss_mask"].sum() == 20
+    for document in (0, 1):
+        mask = batch["loss_mask"][batch["document_ids"] == document].tolist()
+        assert mask == [False] * 2 + [True] * (len(mask) - 2)
+    assert everything.shards[0].loss_mask.sum() == 4, "what a replay walks over"
+
+
 def test_a_long_sample_is_cut_so_that_each_supervised_token_counts_once_at_each_step(tmp_path: Path) -> None:
     length, steps = 101, 3
     ids = list(range(97)) + [0, 1, 2, 3]

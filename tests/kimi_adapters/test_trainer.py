@@ -219,6 +219,16 @@ def test_a_parent_draft_is_where_training_starts(tmp_path: Path) -> None:
     assert second.curves[0]["loss"] < first.curves[0]["loss"]
 
 
+def test_the_fusing_layer_begins_as_the_recipe_says(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, epochs=1, replay_every_steps=0)
+    starts = [
+        run(data(tmp_path), tmp_path / start, replace(recipe, fc_start=start)).initial["fc.weight"]
+        for start in ("random", "last")
+    ]
+    size = len(starts[0])
+    torch.testing.assert_close(starts[1][:, -size:] - 0.1 * starts[0][:, -size:], torch.eye(size))
+
+
 def test_head_and_embeddings_learn_where_asked_and_are_checkpointed(tmp_path: Path) -> None:
     recipe = replace(RECIPE, train_lm_head=True, train_embeddings=True, epochs=1, noise=0.0, replay_every_steps=0)
     result, rows = run(data(tmp_path, count=6), tmp_path / "c", recipe), tiny_rows()

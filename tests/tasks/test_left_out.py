@@ -64,13 +64,14 @@ def test_the_stage_trains_on_the_train_side_alone_and_noise_is_for_it(
     with writer.open(VOCABULARY) as file:
         TensorWriter(file, []).close()
     words = bench.store.commit(writer.seal()).digest
-    recipe = TrainingSettings(noise=0.25, pack_tokens=64, ttt_steps=4, seed=7).recipe()
+    recipe = TrainingSettings(noise=0.25, pack_tokens=64, ttt_steps=4, seed=7, supervised="all").recipe()
     inputs: dict[str, Any] = {**inputs_of(bench, shards), "verifier": bench.verifier, "vocabulary": words}
     with pytest.raises(ToldToStop, match="the data stands"):
         bench.job(training.compute, {**recipe, "layer_ids": LAYERS}, inputs, sharding="none", checkpoint_every_steps=50)
     (data,) = found
     assert {(piece.shard, piece.sample) for piece in data.pieces} == {(0, 2), (0, 4), (1, 0), (1, 4)}
     assert (data.noise, data.seed, data.pack_tokens, data.ttt_steps) == (0.25, 7, 64, 4)
+    assert all(piece.supervised == len(piece) - 3 for piece in data.pieces), "all tokens that no neighbour's chain begins at"
     pack, sample = data.packs(0)[0], data.pieces[0]
     clean = data.shards[sample.shard].state(f"layer.{LAYERS[0]}", 0, 8)
     assert not torch.equal(data.load(pack, (0, 0))["hidden_states"], data.read(pack)["hidden_states"])
