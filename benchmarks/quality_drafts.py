@@ -48,6 +48,7 @@ OURS: dict[str, Any] = {
     "ttt_steps": 3,
     "fc_start": "last",
     "supervised": "all",
+    "train_lm_head": True,
 }
 
 
