@@ -46,7 +46,7 @@ class StepChoices:
         self._rows = [row for row, _ in drawing]
         self._drawing = [choice for _, choice in drawing]
         self._proposed: list[Tensor] = []
-        self._targets = torch.empty(0, dtype=torch.int64)
+        self._targets: Tensor  # of the proposals; there are none before the first
 
     def first(self, logits: Tensor) -> list[int]:
         """The verifier's tokens from its logits [R, V]."""

@@ -21,7 +21,7 @@ def curves_parquet(curves: Sequence[Mapping[str, float]]) -> bytes:
 
 
 def loader_share(curves: Sequence[Mapping[str, float]]) -> float:
-    """The share of the steps' time in which the first rank waited for packs."""
+    """The share of the steps' time in which packs were waited for, by the rank that waited longest."""
     timed = [entry for entry in curves if "loader_wait" in entry]
     return sum(entry["loader_wait"] for entry in timed) / max(sum(entry["seconds"] for entry in timed), 1e-9)
 
