@@ -5,10 +5,11 @@
 SmolLM2-135M answers prompts of several kinds; both recipes train on those answers, three seeds each; each draft decodes
 held-out prompts of each kind, greedily and by speculative sampling at temperature 1, with k = 3 and 5. Printed are acceptance
 lengths with 95% intervals (bootstrap over prompts, each with all its seeds) and the ratio of ours to stock; the goal is 1.10.
-`--set` changes our recipe; `--also` tries another beside it with one seed: ours with those fields changed, or the stock one,
-where NAME begins with "stock", which is trained by speculators' own loop. What is chosen by such tries is judged by other
-prompts and seeds: `--half 0` and `--half 1`, `--first-seed`. `--prompts` adds a kind, as HumanEval's, from a file. `--data`
-keeps the answers and their states in a folder, and takes those that lie there whatever else is asked for.
+`--set` changes our recipe; `--also` tries another beside it: ours with those fields changed, or the stock one where NAME begins
+with "stock", which is trained by speculators' own loop. What is chosen by such tries is judged by other prompts: `--keep`
+keeps each draft's counts in a folder, and `python -m benchmarks.quality_tables FOLDER --half 0` tells what every other prompt
+says, `--half 1` the others. `--prompts` adds a kind, as HumanEval's, from a file. `--data` keeps the answers and their states
+in a folder. What lies in either folder is taken as it is, whatever else is asked for: a run that was cut goes on.
 
 Drafts take turns in `--jobs` processes a GPU, which compile once and find it in Inductor's cache the next time. On one H200 the
 answers and states of 2.5M tokens took 90 s, and ten drafts at once 160 to 250 s to compile and train 1,198 steps.
@@ -25,8 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.quality_tables import OURS, STOCK, Results, lengths, print_others, print_table
-from kimi_adapters.acceptance_length import Acceptance
+from artifacts.disk import write_atomically
+from benchmarks.quality_tables import OURS, STOCK, kept_file, lengths, print_all, read_kept
 
 TEMPERATURES = (0.0, 1.0)
 
@@ -35,29 +36,29 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, default=3_000_000, help="tokens of prompts and answers to train on")
-    parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--pack-tokens", type=int, default=4096)
     parser.add_argument("--k", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--answer-tokens", type=int, default=96)
     parser.add_argument("--judged-tokens", type=int, default=48)
-    parser.add_argument("--judged-prompts", type=int, default=24, help="at most so many of a kind")
-    parser.add_argument("--half", type=int, choices=(0, 1), help="every other held-out prompt: one half chooses, one judges")
+    parser.add_argument("--judged-prompts", type=int, default=48, help="at most so many of a kind")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=3, help="processes a device")
     parser.add_argument("--devices", type=int, default=1, help="GPUs that they are shared out to")
+    parser.add_argument("--also-seeds", type=int, default=1, help="of each recipe that --also names")
     parser.add_argument("--also", action="append", default=[], metavar="NAME:FIELD=VALUE,...", help="one more recipe")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a change to our recipe")
     parser.add_argument("--prompts", action="append", default=[], metavar="KIND=FILE", help="one more kind of held-out prompts")
     parser.add_argument("--data", type=Path, help="where the answers and states are kept, for the next run too")
+    parser.add_argument("--keep", type=Path, help="a folder for what each draft counted, which benchmarks.quality_tables reads")
     parser.add_argument("--tiny", action="store_true", help="four layers on a CPU, one seed, little data")
     parser.add_argument("--these", nargs="+", metavar="RECIPE:SEED", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.tiny:
-        small = {"device": "cpu", "tokens": 600, "vocabulary": 1024, "seeds": 1, "epochs": 1, "pack_tokens": 128, "k": [2]}
-        small |= {"answer_tokens": 16, "judged_tokens": 6, "judged_prompts": 1, "jobs": 2}
+        small = {"device": "cpu", "tokens": 600, "seeds": 1, "epochs": 1, "pack_tokens": 128, "k": [2]}
+        small |= {"answer_tokens": 16, "judged_tokens": 6, "judged_prompts": 2, "jobs": 2}
         vars(given).update(small)
     return given
 
@@ -77,71 +78,76 @@ def make_data(given: argparse.Namespace, work: Path) -> None:
         directory = make_cut_verifier(directory, work / "cut")
     layers = [1, 2, 3] if given.tiny else default_layer_ids(Checkpoint(directory).config.num_layers)
     with torch.no_grad():
-        made = prepare(
-            work, directory, given.tokens, layers, given.device, given.answer_tokens, given.vocabulary, given.prompts
-        )
-    with open(work / "vocabulary.safetensors", "wb") as file:
-        assert made.vocabulary.d2t is not None and made.vocabulary.t2d is not None
-        write_tensors(file, {"d2t": made.vocabulary.d2t, "t2d": made.vocabulary.t2d})
+        made = prepare(work, directory, given.tokens, layers, given.device, given.answer_tokens, given.prompts)
+    with open(work / "counts.safetensors", "wb") as file:
+        write_tensors(file, {"counts": made.counts})
     shards = [{name: str(path) for name, path in asdict(files).items()} for files in made.shards]
     told = {"verifier": str(directory), "layers": layers, "shards": shards, "held_out": made.held_out, "tokens": made.tokens}
     (work / "data.json").write_text(json.dumps(told))
-
-
-def judged_prompts(given: argparse.Namespace, held_out: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    """The held-out prompts, as ids, that this run judges by."""
-    places = slice(None) if given.half is None else slice(given.half, None, 2)
-    return {kind: prompts[places][: given.judged_prompts] for kind, prompts in held_out.items()}
 
 
 def drafts(given: argparse.Namespace) -> None:
     """In a process of its own: train drafts one after another, judge each, leave its counts in a file."""
     import torch
 
-    from benchmarks.quality_data import FORMAT
+    from benchmarks.quality_data import FORMAT, vocabulary_of
     from benchmarks.quality_drafts import judge, recipes_of, train_draft
     from kimi_adapters.chat import stop_ids
     from kimi_adapters.draft import verifier_rows
-    from kimi_adapters.draft_vocabulary import DraftVocabulary
     from kimi_adapters.packing import ShardFiles
+    from kimi_adapters.tensor_file import TensorFile
     from kimi_adapters.tokenizer import Tokenizer
+    from kimi_adapters.torch_file import read_tensors
     from kimi_adapters.verifier import Verifier
     from kimi_adapters.weights import Checkpoint
 
     if given.device == "cpu":
         torch.set_num_threads(1)
     told = json.loads((given.data / "data.json").read_text())
-    checkpoint, held_out = Checkpoint(told["verifier"]), judged_prompts(given, told["held_out"])
-    vocabulary = DraftVocabulary.read(given.data / "vocabulary.safetensors", checkpoint.config.vocab_size)
+    checkpoint, tokenizer = Checkpoint(told["verifier"]), Tokenizer(told["verifier"])
+    held_out = {kind: prompts[: given.judged_prompts] for kind, prompts in told["held_out"].items()}
+    with TensorFile(given.data / "counts.safetensors") as file:
+        counts = read_tensors(file)["counts"]
     shards = [ShardFiles(**{name: Path(path) for name, path in files.items()}) for files in told["shards"]]
     recipes = recipes_of(given)
     shared = {"lr": 1e-3, "epochs": given.epochs, "pack_tokens": given.pack_tokens, "max_position_embeddings": 8192}
-    shared |= {"intermediate_size": 64} if given.tiny else {}
-    device, rows = torch.device(given.device), verifier_rows(checkpoint, vocabulary)
+    small = {"vocabulary": 1024, "intermediate_size": 64} if given.tiny else {}
+    device = torch.device(given.device)
     longest = max(values["ttt_steps"] for values in recipes.values())
-    verifier, stops = Verifier(checkpoint, device), stop_ids(Tokenizer(told["verifier"]), FORMAT)
+    verifier, stops = Verifier(checkpoint, device), stop_ids(tokenizer, FORMAT)
     for one in given.these:
-        name, _, seed = one.partition(":")
-        began, values = time.monotonic(), {**shared, **recipes[name], "seed": int(seed)}
+        name, _, seed = one.rpartition("-")
+        began, values = time.monotonic(), {**shared, **recipes[name], **small, "seed": int(seed)}
+        vocabulary = vocabulary_of(counts, tokenizer, values.pop("vocabulary"))
         torch._dynamo.reset()  # another model's graphs count against the same limit
-        draft, steps = train_draft(
-            values, longest, shards, told["layers"], checkpoint.config, rows, vocabulary, device, given.work / one
+        trained = train_draft(
+            values,
+            longest,
+            shards,
+            told["layers"],
+            checkpoint.config,
+            verifier_rows(checkpoint, vocabulary),
+            vocabulary,
+            device,
+            given.work / "checkpoints" / one,
         )
-        trained = time.monotonic() - began
-        by_k = {k: judge(verifier, draft, held_out, TEMPERATURES, k, given.judged_tokens, stops) for k in given.k}
+        taken = time.monotonic() - began
+        by_k = {k: judge(verifier, trained.runner, held_out, TEMPERATURES, k, given.judged_tokens, stops) for k in given.k}
         found = {f"{heat:g} {k}": by_k[k][heat] for heat in TEMPERATURES for k in given.k}
-        judged = time.monotonic() - began - trained
-        print(f"{one}: {steps} steps, trained in {trained:.0f} s, judged in {judged:.0f} s: {lengths(found)}", flush=True)
-        counts = {s: {kind: [asdict(a) for a in of] for kind, of in kinds.items()} for s, kinds in found.items()}
-        (given.work / f"{one}.json").write_text(json.dumps(counts))
+        judged = time.monotonic() - began - taken
+        print(f"{one}: {trained.steps} steps, trained in {taken:.0f} s, judged in {judged:.0f} s: {lengths(found)}", flush=True)
+        counted = {s: {kind: [asdict(a) for a in of] for kind, of in kinds.items()} for s, kinds in found.items()}
+        left = {"parameters": trained.parameters, "steps": trained.steps, "counts": counted}
+        write_atomically(kept_file(given.keep or given.work, one), json.dumps(left).encode())
 
 
-def run_all(given: argparse.Namespace, data: Path, work: Path) -> dict[str, Results]:
-    """Every recipe and seed, in processes side by side; the results by recipe."""
+def run_all(given: argparse.Namespace, data: Path, work: Path) -> None:
+    """Every recipe and seed that has no file yet, in processes side by side."""
     from benchmarks.quality_drafts import recipes_of
 
-    names = list(recipes_of(given))
-    wanted = [f"{name}:{given.first_seed + i}" for name in names for i in range(given.seeds if name in (STOCK, OURS) else 1)]
+    seeds = {name: given.seeds if name in (STOCK, OURS) else given.also_seeds for name in recipes_of(given)}
+    wanted = [f"{name}-{given.first_seed + i}" for name, count in seeds.items() for i in range(count)]
+    wanted = [one for one in wanted if not kept_file(given.keep or work, one).exists()]
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(given.devices)))).split(",")
     living = []
     for number in range(count := min(given.jobs * given.devices, len(wanted))):
@@ -157,13 +163,6 @@ def run_all(given: argparse.Namespace, data: Path, work: Path) -> dict[str, Resu
                 process.kill()
             raise SystemExit("a process of drafts failed: its error stands above")
         time.sleep(0.2)
-    results: dict[str, Results] = {name: {} for name in names}
-    for one in wanted:
-        for setting, kinds in json.loads((work / f"{one}.json").read_text()).items():
-            for kind, counts in kinds.items():
-                made = [Acceptance(each["tokens"], each["steps"], tuple(each["accepted"])) for each in counts]
-                results[one.partition(":")[0]].setdefault(setting, {}).setdefault(kind, []).append(made)
-    return results
 
 
 def main() -> None:
@@ -180,9 +179,10 @@ def main() -> None:
             make_data(given, data)
         tokens = json.loads((data / "data.json").read_text())["tokens"]
         print(f"{tokens:,} tokens with their states after {time.monotonic() - began:.0f} s", flush=True)
-        results = run_all(given, data, work)
-        print_table(results)
-        print_others(results)
+        if given.keep:
+            given.keep.mkdir(parents=True, exist_ok=True)
+        run_all(given, data, work)
+        print_all(read_kept(given.keep or work))
     print(f"{time.monotonic() - began:.0f} s in all")
 
 

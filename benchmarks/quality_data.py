@@ -15,6 +15,7 @@ from kimi_adapters.packing import ShardFiles
 from kimi_adapters.tokenizer import Tokenizer
 from kimi_adapters.verifier import Verifier
 from kimi_adapters.weights import Checkpoint
+from tasks.vocabulary import choose
 from tests.kimi_adapters.draft_fixtures import Sample, write_shard
 
 FORMAT = FORMATS["smollm2"]
@@ -23,10 +24,11 @@ SHARD_SAMPLES, BATCH_TOKENS, ANSWERS = 512, 16_384, 2048  # ANSWERS side by side
 
 @dataclass(frozen=True)
 class Prepared:
-    """Shards of answers with their states (bfloat16), the draft vocabulary, the held-out prompts as ids by kind."""
+    """Shards of answers with their states (bfloat16), how often the answers have each token (I64 [V]), the held-out prompts
+    as ids by kind."""
 
     shards: list[ShardFiles]
-    vocabulary: DraftVocabulary
+    counts: Tensor
     held_out: dict[str, list[list[int]]]
     tokens: int
 
@@ -38,7 +40,6 @@ def prepare(
     layer_ids: Sequence[int],
     device: str,
     answer_tokens: int,
-    size: int,
     more: Sequence[str],
 ) -> Prepared:
     """Answers of about `tokens` tokens in all, drawn at temperature 1 (the first round greedily), and their states."""
@@ -63,23 +64,24 @@ def prepare(
         for start in range(0, len(samples), SHARD_SAMPLES)
     ]
     held_out = {kind: encoded(texts) for kind, texts in held_out_prompts(more).items()}
-    return Prepared(
-        shards, _vocabulary(samples, tokenizer, size, verifier.config.vocab_size), held_out, sum(map(_length, samples))
-    )
+    return Prepared(shards, _counts(samples, verifier.config.vocab_size), held_out, sum(map(_length, samples)))
+
+
+def vocabulary_of(counts: Tensor, tokenizer: Tokenizer, size: int) -> DraftVocabulary:
+    """The vocabulary of `size` tokens that the flow would choose."""
+    return DraftVocabulary.of_tokens(choose(counts.numpy(), tokenizer.special_ids(), size).tolist(), len(counts))
 
 
 def _length(sample: Sample) -> int:
     return len(sample[0])
 
 
-def _vocabulary(samples: Sequence[Sample], tokenizer: Tokenizer, size: int, target: int) -> DraftVocabulary:
-    from tasks.vocabulary import choose
-
+def _counts(samples: Sequence[Sample], target: int) -> Tensor:
     counts = torch.zeros(target, dtype=torch.int64)
     for ids, mask, side in samples:
         if side == "train":
             counts += torch.bincount(torch.tensor(ids)[torch.tensor(mask, dtype=torch.bool)], minlength=target)
-    return DraftVocabulary.of_tokens(choose(counts.numpy(), tokenizer.special_ids(), size).tolist(), target)
+    return counts
 
 
 def _shard(folder: Path, samples: Sequence[Sample], verifier: Verifier, layer_ids: Sequence[int]) -> ShardFiles:

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import get_linear_schedule_with_warmup
 from kimi_adapters.acceptance_length import Acceptance
 from kimi_adapters.config import TextConfig
 from kimi_adapters.decoding import decode_all
-from kimi_adapters.draft import VerifierRows, build_draft, draft_config, draft_config_values
+from kimi_adapters.draft import EMBEDDINGS, VERIFIER_ONLY, VerifierRows, build_draft, draft_config, draft_config_values
 from kimi_adapters.draft_runner import PROPOSE_ROWS, DraftRunner
 from kimi_adapters.draft_vocabulary import DraftVocabulary
 from kimi_adapters.packing import PackedShards, ShardFiles
@@ -27,7 +28,8 @@ from kimi_adapters.trainer import train
 from kimi_adapters.training_choices import choose
 from kimi_adapters.verifier import Verifier
 
-# What speculators 0.9's command line defaults to for eagle3; the schedule warms up over 1% of the steps.
+# What speculators 0.9's command line defaults to for eagle3, with the draft vocabulary of its documentation's commands and of
+# its configuration; the schedule warms up over 1% of the steps.
 STOCK: dict[str, Any] = {
     "loop": "speculators",
     "optimizer": "muon",
@@ -36,20 +38,35 @@ STOCK: dict[str, Any] = {
     "norm_output": True,
     "scheduler": "linear",
     "ttt_steps": 3,
+    "vocabulary": 32_000,
 }
-# What NOTES_training.md's tries found to help, on the stock recipe's shape; `--set` and `--also` try others.
+# What NOTES_training.md's tries found to help. The size is the stock draft's, otherwise shared out: H = 576, and of its 23.5M
+# numbers 18.4M are the head's. 20,480 tokens leave 6.6M more: 6 heads of 128 with keys and values of their own (3.1M where the
+# verifier's 9 of 64 over 3 take 1.4M) and an MLP of 4,400 for 1,536 (7.6M for 2.7M).
 OURS: dict[str, Any] = {
     "optimizer": "muon",
     "muon_lr": 0.003,
     "norm_before_residual": True,
-    "norm_before_fc": True,
+    "fc_norm": True,
     "norm_output": True,
     "scheduler": "linear",
     "ttt_steps": 3,
-    "fc_start": "last",
-    "supervised": "all",
     "train_lm_head": True,
+    "vocabulary": 20_480,
+    "num_heads": 6,
+    "num_kv_heads": 6,
+    "head_dim": 128,
+    "intermediate_size": 4400,
 }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A draft, its optimizer steps, and its `parameters`: all but the embeddings, which an engine shares with the verifier."""
+
+    runner: DraftRunner
+    steps: int
+    parameters: int
 
 
 def recipes_of(given: Namespace) -> dict[str, dict[str, Any]]:
@@ -75,8 +92,8 @@ def train_draft(
     vocabulary: DraftVocabulary,
     device: torch.device,
     scratch: Path,
-) -> tuple[DraftRunner, int]:
-    """The draft of a recipe's values and its number of steps; with a `loop` among them, by speculators' own.
+) -> Trained:
+    """The draft of a recipe's values; with a `loop` among them, by speculators' own.
 
     Packs are cut for the `longest` chain of all recipes compared, so that all see the same tokens in the same order and steps.
     """
@@ -90,7 +107,9 @@ def train_draft(
         result = train(recipe, data, verifier, rows, vocabulary, scratch, lambda entry: None, Ranks(device))
         config, tensors = draft_config_values(result.model.config, torch.float32), result.model.state_dict()
         steps = len(result.curves)
-    return DraftRunner(config, tensors, device), steps
+    left_out = {EMBEDDINGS, *VERIFIER_ONLY, "d2t", "t2d"}
+    parameters = sum(tensor.numel() for name, tensor in tensors.items() if name not in left_out)
+    return Trained(DraftRunner(config, tensors, device), steps, parameters)
 
 
 def _stock(

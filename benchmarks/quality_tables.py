@@ -1,6 +1,15 @@
-"""The tables of `benchmarks.draft_quality`: acceptance lengths by kind of prompt, and their ratio to the stock recipe's."""
+"""The tables of `benchmarks.draft_quality`: acceptance lengths by kind of prompt, and their ratio to the stock recipe's.
 
+    python -m benchmarks.quality_tables FOLDER [--half 0]
+
+FOLDER is what that benchmark's `--keep` left; with `--half` every other held-out prompt counts.
+"""
+
+import argparse
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +17,41 @@ from kimi_adapters.acceptance_interval import interval
 from kimi_adapters.acceptance_length import Acceptance, total
 
 STOCK, OURS = "stock", "ours"
+Kept = dict[str, dict[str, Any]]  # "recipe-seed" -> its parameters, steps, and counts by "T k", kind and prompt
 Results = dict[str, dict[str, list[list[Acceptance]]]]  # "T k" -> kind -> a list a seed, a result a prompt
+
+
+def kept_file(folder: Path, draft: str) -> Path:
+    """Of a "recipe-seed"."""
+    return folder / f"{draft}.json"
+
+
+def read_kept(folder: Path) -> Kept:
+    """All that lies there, by recipe and seed."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*-*.json"))}
+
+
+def results_of(kept: Kept, half: int | None) -> dict[str, Results]:
+    """By recipe, of all prompts or of every other one."""
+    places = slice(None) if half is None else slice(half, None, 2)
+    results: dict[str, Results] = {}
+    for one, left in kept.items():
+        for setting, kinds in left["counts"].items():
+            for kind, counts in kinds.items():
+                made = [Acceptance(each["tokens"], each["steps"], tuple(each["accepted"])) for each in counts[places]]
+                results.setdefault(one.rpartition("-")[0], {}).setdefault(setting, {}).setdefault(kind, []).append(made)
+    return results
+
+
+def print_all(kept: Kept, half: int | None = None) -> None:
+    """Both tables, and what each recipe's draft is of size."""
+    results = results_of(kept, half)
+    if missing := {STOCK, OURS} - set(results):
+        raise SystemExit(f"There are no counts of {' and '.join(sorted(missing))}; give the folder that --keep named.")
+    print_table(results)
+    print_others(results)
+    sizes = {one.rpartition("-")[0]: f"{left['parameters'] / 1e6:.2f}M in {left['steps']} steps" for one, left in kept.items()}
+    print("parameters but the embeddings: " + ", ".join(f"{name} {size}" for name, size in sizes.items()))
 
 
 def by_prompt(seeds: Sequence[Sequence[Acceptance]]) -> list[Acceptance]:
@@ -67,10 +110,12 @@ def mean_ratio(results: Mapping[str, Results], name: str, seed: int) -> float:
 
 
 def print_others(results: Mapping[str, Results]) -> None:
-    """What else was tried, with one seed: its lengths by temperature and k over all kinds, and the mean ratio to stock's."""
+    """What else was tried: the first seed's lengths by temperature and k over all kinds, each seed's mean ratio to stock's."""
     for name in [name for name in results if name not in (STOCK, OURS)]:
         first = {setting: {kind: of[0] for kind, of in kinds.items()} for setting, kinds in results[name].items()}
-        print(f"{name:28} {lengths(first)}; to stock {mean_ratio(results, name, 0):.3f}")
+        seeds = range(len(next(iter(next(iter(results[name].values())).values()))))
+        ratios = ", ".join(f"{mean_ratio(results, name, seed):.3f}" for seed in seeds)
+        print(f"{name:28} {lengths(first)}; to stock {ratios}")
 
 
 def _k(setting: str) -> int:
@@ -79,3 +124,15 @@ def _k(setting: str) -> int:
 
 def _kind(results: Mapping[str, Results]) -> str:
     return next(iter(next(iter(results[OURS].values()))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--half", type=int, choices=(0, 1), help="every other held-out prompt: one half chooses, one judges")
+    given = parser.parse_args()
+    print_all(read_kept(given.folder), given.half)
+
+
+if __name__ == "__main__":
+    main()
