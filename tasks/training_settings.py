@@ -32,7 +32,9 @@ class TrainingSettings(Section):
         "kl_div", description="Between the verifier's next tokens and the draft's, as speculators names it; kl_div: forward KL"
     )
     supervised: Literal["answers", "all"] = Field(
-        "answers", description="all: on every token of a sample, whose states are there anyhow; a step takes longer by as many"
+        "answers",
+        description="all: on every token of a sample, at so much longer a step; helps where data are few, and costs acceptance "
+        "on prompts of other kinds where they are many",
     )
     noise: float = Field(0.0, ge=0, description="Half-width of uniform noise on the auxiliary states; train split only")
     seed: int = Field(0, description="Of the first weights, the order of samples and the noise")
@@ -76,7 +78,8 @@ class TrainingSettings(Section):
     )
     rope_theta: float | None = Field(None, gt=0, description="Base of the rotary positions")
     fc_start: Literal["random", "last"] = Field(
-        "random", description="last: the layer that fuses the auxiliary states begins by handing on the last of them"
+        "random",
+        description="last: the layer that fuses the auxiliary states begins by handing on the last of them; for short runs",
     )
     train_lm_head: bool = Field(False, description="Train the head, too, instead of keeping the verifier's rows")
     train_embeddings: bool = Field(False, description="Train the embeddings, too: 12 bytes a number more on every device")
