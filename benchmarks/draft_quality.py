@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="where the answers and states are kept, for the next run too")
     parser.add_argument("--keep", type=Path, help="a folder for what each draft counted, which benchmarks.quality_tables reads")
     parser.add_argument("--tiny", action="store_true", help="four layers on a CPU, one seed, little data")
-    parser.add_argument("--these", nargs="+", metavar="RECIPE:SEED", help=argparse.SUPPRESS)
+    parser.add_argument("--these", nargs="+", metavar="RECIPE-SEED", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.tiny:
