@@ -40,9 +40,9 @@ STOCK: dict[str, Any] = {
     "ttt_steps": 3,
     "vocabulary": 32_000,
 }
-# What NOTES_training.md's tries found to help. The size is the stock draft's, otherwise shared out: H = 576, and of its 23.5M
-# numbers 18.4M are the head's. 20,480 tokens leave 6.6M more: 6 heads of 128 with keys and values of their own (3.1M where the
-# verifier's 9 of 64 over 3 take 1.4M) and an MLP of 4,400 for 1,536 (7.6M for 2.7M).
+# What NOTES_training.md's tries found to help. Vocabulary and number of parameters are the stock draft's: 6 heads of 128 with
+# keys and values of their own take 3.1M numbers where the verifier's 9 of 64 over 3 take 1.4M, and an MLP of 576 gives them
+# (1.0M for 1,536's 2.7M).
 OURS: dict[str, Any] = {
     "optimizer": "muon",
     "muon_lr": 0.003,
@@ -52,11 +52,11 @@ OURS: dict[str, Any] = {
     "scheduler": "linear",
     "ttt_steps": 3,
     "train_lm_head": True,
-    "vocabulary": 20_480,
+    "vocabulary": 32_000,
     "num_heads": 6,
     "num_kv_heads": 6,
     "head_dim": 128,
-    "intermediate_size": 4400,
+    "intermediate_size": 576,
 }
 
 
