@@ -12,7 +12,8 @@ says, `--half 1` the others. `--prompts` adds a kind, as HumanEval's, from a fil
 in a folder. What lies in either folder is taken as it is, whatever else is asked for: a run that was cut goes on.
 
 Drafts take turns in `--jobs` processes a GPU, which compile once and find it in Inductor's cache the next time. On one H200 the
-answers and states of 2.5M tokens took 90 s, and ten drafts at once 160 to 250 s to compile and train 1,198 steps.
+answers and states of 2.5M tokens took 90 s where nothing else ran, and ten drafts at once 160 to 250 s to compile and train
+1,198 steps with 8,192 draft tokens; with 32,000 none of twelve at once was done after 216 s.
 `--tiny` shows on a CPU in a minute or two that it runs; its figures mean nothing.
 """
 
